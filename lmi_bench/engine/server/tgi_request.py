@@ -5,6 +5,7 @@ error, which a stream sends as an event.
 Source: router/src/lib.rs and router/src/validation.rs of text-generation-inference 3.
 """
 
+import operator
 import secrets
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -15,9 +16,13 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.sampling import MOST_TOP_LOGPROBS, SamplingParams
 from lmi_bench.engine.server.fields import Fields, Strings
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
+from lmi_bench.models.hf_config import read_table
 
 MAX_BEST_OF: Final = 2
 _SEED_BITS: Final = 63
+_RANGES: Final = read_table("tgi_ranges.csv", __package__)
+"""`low` and `high` of values, in TGI's order, and the message for others."""
+_IS: Final = {"<": operator.lt, "<=": operator.le}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,43 +108,23 @@ def check_values(body: TgiBody, limits: TgiLimits) -> None:
     drawn = (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
     several = (asked.best_of or 1) > 1
     sampled = asked.do_sample or any(value is not None for value in drawn)
-    longest, num_stops = limits.max_input_tokens, len(asked.stop)
-    share, above_0 = "must be > 0.0 and < 1.0", "must be strictly positive"
-    lacks = "is not supported by this server"
-    for refused, message in (
-        (several and not sampled, "you must use sampling when `best_of` is > 1"),
-        (_not_above_0(asked.temperature), f"`temperature` {above_0}"),
-        (_not_above_0(asked.repetition_penalty), f"`repetition_penalty` {above_0}"),
-        (not -2 <= asked.frequency_penalty <= 2, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
-        (_not_a_share(asked.top_p), f"`top_p` {share}"),
-        (_not_a_share(asked.typical_p), f"`typical_p` {share}"),
-        (_not_above_0(asked.top_k), f"`top_k` {above_0}"),
-        (asked.max_new_tokens == 0, f"`max_new_tokens` {above_0}"),
-        (
-            num_stops > MAX_STOP_STRINGS,
-            f"`stop` supports up to {MAX_STOP_STRINGS} stop sequences. Given: {num_stops}",
-        ),
-        (several and asked.seed is not None, "`seed` must not be set when `best_of` > 1"),
-        (
-            asked.top_n_tokens > MOST_TOP_LOGPROBS,
-            f"`top_n_tokens` must be >= 0 and <= {MOST_TOP_LOGPROBS}. Given: {asked.top_n_tokens}",
-        ),
-        (not body.inputs, "`inputs` cannot be empty"),
-        (
-            asked.truncate is not None and not 0 < asked.truncate <= longest,
-            f"`truncate` {above_0} and less than {longest}. Given: {asked.truncate}",
-        ),
-        (asked.typical_p is not None, f"`typical_p` {lacks}"),
-        (asked.watermark, f"`watermark` {lacks}"),
-        (asked.grammar is not None, "grammar is not supported"),
-        (asked.adapter_id is not None, f"`adapter_id` {lacks}, which has no adapters"),
-        (
-            asked.decoder_input_details,
-            f"`decoder_input_details` {lacks}, which has no log-probabilities of prompts",
-        ),
-    ):
-        if refused:
-            raise InputError(message)
+    named = {"stops": MAX_STOP_STRINGS, "ranked": MOST_TOP_LOGPROBS}
+    named["longest"] = limits.max_input_tokens
+    values = vars(asked) | {
+        "unsampled": several and not sampled,
+        "seeded": several and asked.seed is not None,
+        "num_stops": len(asked.stop),
+        "num_characters": len(body.inputs),
+        "has_typical_p": asked.typical_p is not None,
+        "has_grammar": asked.grammar is not None,
+        "has_adapter_id": asked.adapter_id is not None,
+    }
+    for row in _RANGES:
+        value, high = values[row["value"]], named.get(row["high"], row["high"])
+        if value is not None and not (
+            _IS[row["above"]](float(row["low"]), value) and _IS[row["below"]](value, float(high))
+        ):
+            raise InputError(row["message"].format(value=value, high=high))
 
 
 def read_length(wanted: int | None, num_inputs: int, limits: TgiLimits) -> int:
@@ -185,11 +170,3 @@ def read_sampling(
         logprobs=logprobs,
         top_logprobs=asked.top_n_tokens if logprobs else 0,
     )
-
-
-def _not_above_0(value: float | None) -> bool:
-    return value is not None and not value > 0
-
-
-def _not_a_share(value: float | None) -> bool:
-    return value is not None and not 0 < value < 1
