@@ -135,6 +135,7 @@ class Detokenizer:
         self._pending: list[int] = []  # not emitted yet
 
     def push(self, token_ids: Iterable[int]) -> str:
+        """The text completed by these tokens; empty while a character is incomplete."""
         self._pending.extend(self._tokenizer._shown(token_ids))
         return self._emit(at_end=False)
 
