@@ -49,6 +49,11 @@ _SILENT: web.AppKey[dict[Any, asyncio.TimerHandle]] = web.AppKey("silent")
 """What closes each connection that has sent no request yet."""
 _IS_OPEN: web.AppKey[bool] = web.AppKey("is_open")  # to anyone, without a key
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_CLIENTS_OWN = (HttpProcessingError, web.RequestPayloadError)
+LOGGER = logging.getLogger(__name__)
+LOGGER.addFilter(  # aiohttp's reports: only the server's own faults, with their tracebacks
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], _CLIENTS_OWN))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,7 @@ async def listening(
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s / 2,  # aiohttp waits twice this long for a handler
         handle_signals=False,
-        logger=connection_logger(),
+        logger=LOGGER,
     )
     await runner.setup()
     try:
@@ -286,17 +291,3 @@ def _cannot_listen(host: str, port: int, exc: OSError) -> InputError:
     unknown = isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL
     flag = "--host" if unknown else "--port"
     return InputError(f"cannot listen on {host}:{port}: {reason}; choose another {flag}")
-
-
-_CLIENTS_OWN = (HttpProcessingError, web.RequestPayloadError)
-
-
-def _is_our_own(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], _CLIENTS_OWN))
-
-
-def connection_logger() -> logging.Logger:
-    """A logger for `web.AppRunner` that reports only server bugs, with their tracebacks."""
-    logger = logging.getLogger(__name__)
-    logger.addFilter(_is_our_own)  # adding it again has no effect
-    return logger

@@ -111,12 +111,10 @@ class OpenAiReply(ABC):
         called = self._finders[number].num_found and not isinstance(self._call.tool_choice, dict)
         if shown == "stop" and called:  # a named tool's call ends like a text, as in vLLM
             shown = "tool_calls"
-        choice = {
-            "index": number,
-            **own,
-            "finish_reason": shown,
-            "stop_reason": None if reason != "stop_sequence" else _stop_reason(answer),
-        }
+        stopped: str | int | None = answer.stop_string
+        if reason == "stop_sequence" and stopped is None and answer.pieces:
+            stopped = answer.pieces[-1].token_id
+        choice = {"index": number, **own, "finish_reason": shown, "stop_reason": stopped}
         if self._call.return_token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces]
         return choice
@@ -220,21 +218,15 @@ class ChatReply(OpenAiReply):
     def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
         if self._call.num_logprobs is None:
             return None
-        return {"content": [self._logprob(piece) for piece in pieces]}
-
-    def _logprob(self, piece: Piece) -> dict[str, Any]:
-        ranked = [self._entry(token_id, logprob) for token_id, logprob in piece.ranked]
-        return self._entry(piece.token_id, piece.logprob) | {"top_logprobs": ranked}
+        content = []
+        for piece in pieces:
+            ranked = [self._entry(*each) for each in piece.ranked]
+            content.append(self._entry(piece.token_id, piece.logprob) | {"top_logprobs": ranked})
+        return {"content": content}
 
     def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
         in_bytes = list(self._codec.token_bytes(token_id))
         return {"token": self._codec.decode([token_id]), "logprob": logprob, "bytes": in_bytes}
-
-
-def _stop_reason(answer: Answer) -> str | int | None:
-    if answer.stop_string is not None or not answer.pieces:
-        return answer.stop_string
-    return answer.pieces[-1].token_id
 
 
 @dataclass(frozen=True, slots=True)
