@@ -21,7 +21,7 @@ from lmi_bench.models.hf_config import read_table
 MAX_BEST_OF: Final = 2
 _SEED_BITS: Final = 63
 _RANGES: Final = read_table("tgi_ranges.csv", __package__)
-"""`low` and `high` of values, in TGI's order, and the message for others."""
+"""`low` and `high` of values, in TGI's order, and the message for others; `of`: for this reply."""
 _IS: Final = {"<": operator.lt, "<=": operator.le}
 
 
@@ -86,29 +86,16 @@ class TgiCompatBody(TgiBody):
     repeats_prompt: ClassVar = True
 
 
-def check_stream(asked: TgiParameters) -> None:
-    """Raises InputError for settings that a stream does not support."""
-    if asked.best_of not in (None, 1):
-        raise InputError("`best_of` != 1 is not supported when streaming tokens")
-    if asked.decoder_input_details:
-        raise InputError("`decoder_input_details` == true is not supported when streaming tokens")
+def check_values(body: TgiBody, limits: TgiLimits, reply: str) -> None:
+    """Raises InputError for out-of-range values, with TGI's messages and order.
 
-
-def num_answers(asked: TgiParameters) -> int:
-    """Number of answers to generate for `best_of`. Raises InputError as TGI does."""
-    count = asked.best_of or 1
-    if count > MAX_BEST_OF:
-        raise InputError(f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {count}")
-    return count
-
-
-def check_values(body: TgiBody, limits: TgiLimits) -> None:
-    """Raises InputError for out-of-range values, with TGI's messages and order."""
+    reply  stream or whole: some values are of one kind alone
+    """
     asked = body.parameters
     drawn = (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
     several = (asked.best_of or 1) > 1
     sampled = asked.do_sample or any(value is not None for value in drawn)
-    named = {"stops": MAX_STOP_STRINGS, "ranked": MOST_TOP_LOGPROBS}
+    named = {"stops": MAX_STOP_STRINGS, "ranked": MOST_TOP_LOGPROBS, "answers": MAX_BEST_OF}
     named["longest"] = limits.max_input_tokens
     values = vars(asked) | {
         "unsampled": several and not sampled,
@@ -121,9 +108,10 @@ def check_values(body: TgiBody, limits: TgiLimits) -> None:
     }
     for row in _RANGES:
         value, high = values[row["value"]], named.get(row["high"], row["high"])
-        if value is not None and not (
-            _IS[row["above"]](float(row["low"]), value) and _IS[row["below"]](value, float(high))
-        ):
+        if value is None or row["of"] not in ("", reply):
+            continue
+        is_above = _IS[row["above"]](float(row["low"]), value)
+        if not (is_above and _IS[row["below"]](value, float(high))):
             raise InputError(row["message"].format(value=value, high=high))
 
 

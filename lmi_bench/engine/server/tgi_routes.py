@@ -27,9 +27,7 @@ from lmi_bench.engine.server.tgi_request import (
     TgiBody,
     TgiCompatBody,
     TgiLimits,
-    check_stream,
     check_values,
-    num_answers,
     read_length,
     read_sampling,
 )
@@ -193,8 +191,8 @@ class TgiRoutes:
 
     async def _whole(self, body: TgiBody, *, in_array: bool = False) -> web.Response:
         state, start_s = self._state, asyncio.get_running_loop().time()
-        count = num_answers(body.parameters)
-        prompt = await self._prompt(body, logprobs=body.parameters.details or count > 1)
+        count = body.parameters.best_of or 1
+        prompt = await self._prompt(body, "whole", logprobs=body.parameters.details or count > 1)
         queued_s = asyncio.get_running_loop().time()
         answers = await streaming.submit_choices(state, prompt, count)
         try:
@@ -219,8 +217,8 @@ class TgiRoutes:
         reply = TgiStreamReply(answers, self._state.codec, body)
         try:
             try:
-                check_stream(body.parameters)
-                answers.append(self._state.submit(await self._prompt(body, logprobs=True)))
+                prompt = await self._prompt(body, "stream", logprobs=True)
+                answers.append(self._state.submit(prompt))
             except FAILURES as exc:
                 reply.refusal = reply.failure(exc)
             return await streaming.send_stream(
@@ -234,8 +232,8 @@ class TgiRoutes:
         finally:
             streaming.end_all(self._state, answers)
 
-    async def _prompt(self, body: TgiBody, *, logprobs: bool) -> Prompt:
-        check_values(body, self._limits)
+    async def _prompt(self, body: TgiBody, reply: str, *, logprobs: bool) -> Prompt:
+        check_values(body, self._limits, reply)
         state, asked = self._state, body.parameters
         token_ids = await state.encode(body.inputs, asked.truncate)
         length = read_length(asked.max_new_tokens, len(token_ids), self._limits)
