@@ -54,10 +54,9 @@ class Tokenizer:
                 f"{folder} has no tokenizer.json: give a folder with a fast tokenizer "
                 "(transformers writes one with tokenizer.save_pretrained)"
             )
+        fast = _fast_tokenizer_class()
         try:
-            tokenizer = _fast_tokenizer_class().from_file(str(path))
-        except InputError:
-            raise
+            tokenizer = fast.from_file(str(path))
         except Exception as exc:  # the library raises bare Exception for any invalid file
             raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
         return cls(tokenizer, eos_token_ids(folder), folder)

@@ -80,8 +80,23 @@ class SignatureCheck:
         missing = {"host", "x-amz-date"} - set(signed_names)
         if missing or any(name not in headers for name in signed_names):
             raise _invalid("host and x-amz-date must be signed, and all signed sent")
-        due = self._signature(request, headers, scope, signed_names, stamp)
-        if not hmac.compare_digest(_bytes(sent), _bytes(due)):
+        canonical = "\n".join(
+            [
+                request.method,
+                urllib.parse.quote(_bytes(request.path), safe="/~"),  # twice, except in S3
+                "&".join(sorted(request.query.split("&"))),
+                *(f"{name}:{' '.join(headers[name].split())}" for name in signed_names),
+                "",
+                ";".join(signed_names),
+                hashlib.sha256(request.body).hexdigest(),
+            ]
+        )
+        hashed = hashlib.sha256(_bytes(canonical)).hexdigest()
+        to_sign = "\n".join([ALGORITHM, stamp, "/".join(scope), hashed])
+        key = ("AWS4" + self.secret_key).encode()
+        for step in (*scope, to_sign):
+            key = hmac.new(key, _bytes(step), hashlib.sha256).digest()
+        if not hmac.compare_digest(_bytes(sent), key.hex().encode()):
             raise _invalid(
                 "The request signature we calculated does not match the signature you provided."
             )
@@ -104,32 +119,6 @@ class SignatureCheck:
         if scope[2:] != [self.service, "aws4_request"]:
             raise _invalid(f"Credential should be scoped to correct service: '{self.service}'.")
         return scope, parts.get("SignedHeaders", "").split(";"), parts["Signature"]
-
-    def _signature(
-        self,
-        request: SignedRequest,
-        headers: Mapping[str, str],
-        scope: list[str],
-        signed_names: list[str],
-        stamp: str,
-    ) -> str:
-        canonical = "\n".join(
-            [
-                request.method,
-                urllib.parse.quote(_bytes(request.path), safe="/~"),  # twice, except in S3
-                "&".join(sorted(request.query.split("&"))),
-                *(f"{name}:{' '.join(headers[name].split())}" for name in signed_names),
-                "",
-                ";".join(signed_names),
-                hashlib.sha256(request.body).hexdigest(),
-            ]
-        )
-        hashed = hashlib.sha256(_bytes(canonical)).hexdigest()
-        to_sign = "\n".join([ALGORITHM, stamp, "/".join(scope), hashed])
-        key = ("AWS4" + self.secret_key).encode()
-        for step in (*scope, to_sign):
-            key = hmac.new(key, _bytes(step), hashlib.sha256).digest()
-        return key.hex()
 
 
 def _bytes(text: str) -> bytes:

@@ -197,9 +197,23 @@ class TgiRoutes:
         answers = await streaming.submit_choices(state, prompt, count)
         try:
             await streaming.complete_all(answers)
-            headers = _timing_headers(body, answers[0], start_s, queued_s)
+            total_s = asyncio.get_running_loop().time() - start_s
             reply = whole_reply(answers, state.codec, body)
-            headers |= state.ignored_header(body.ignored)
+            queue_s, num_tokens = answers[0].generation.queue_s or 0.0, len(answers[0].pieces)
+            inference_s = max(0.0, total_s - (queued_s - start_s) - queue_s)
+            headers = {  # in whole milliseconds except x-compute-time, which is in seconds
+                "x-compute-type": _COMPUTE_TYPE,
+                "x-compute-time": f"{total_s:.9g}",
+                "x-compute-characters": str(len(body.inputs)),
+                "x-total-time": _ms(total_s),
+                "x-validation-time": _ms(queued_s - start_s),
+                "x-queue-time": _ms(queue_s),
+                "x-inference-time": _ms(inference_s),
+                "x-time-per-token": _ms(inference_s / max(1, num_tokens)),
+                "x-prompt-tokens": str(len(prompt.token_ids)),
+                "x-generated-tokens": str(num_tokens),
+                **state.ignored_header(body.ignored),
+            }
             return json_response([reply] if in_array else reply, headers=headers)
         finally:
             streaming.end_all(state, answers)
@@ -239,28 +253,6 @@ class TgiRoutes:
         length = read_length(asked.max_new_tokens, len(token_ids), self._limits)
         sampling = read_sampling(asked, length, state.codec.eos_token_ids, logprobs=logprobs)
         return Prompt(token_ids, sampling, asked.stop, keep_stop_string=True)
-
-
-def _timing_headers(
-    body: TgiBody, answer: Answer, start_s: float, queued_s: float
-) -> dict[str, str]:
-    """A request's timings, in whole milliseconds except x-compute-time, which is in seconds."""
-    total_s = asyncio.get_running_loop().time() - start_s
-    queue_s = answer.generation.queue_s or 0.0
-    inference_s = max(0.0, total_s - (queued_s - start_s) - queue_s)
-    num_tokens = len(answer.pieces)
-    return {
-        "x-compute-type": _COMPUTE_TYPE,
-        "x-compute-time": f"{total_s:.9g}",
-        "x-compute-characters": str(len(body.inputs)),
-        "x-total-time": _ms(total_s),
-        "x-validation-time": _ms(queued_s - start_s),
-        "x-queue-time": _ms(queue_s),
-        "x-inference-time": _ms(inference_s),
-        "x-time-per-token": _ms(inference_s / max(1, num_tokens)),
-        "x-prompt-tokens": str(len(answer.prompt.token_ids)),
-        "x-generated-tokens": str(num_tokens),
-    }
 
 
 def _ms(seconds: float) -> str:
