@@ -104,9 +104,9 @@ def build_app(
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
     app[_SILENT], app[_IS_OPEN] = {}, api_key is None
     lmi, openai = LmiRoutes(state, replies), OpenAiRoutes(state, chat_template)
-    tgi, model = TgiRoutes(state), model_name
+    tgi = TgiRoutes(state)
     in_lmis_place = tgi if replies.kind == AS_TGI else None
-    sagemaker = SageMakerRoutes(lmi, openai, in_lmis_place, model, signature_check, unary_timeout_s)
+    sagemaker = SageMakerRoutes(lmi, openai, in_lmis_place, signature_check, unary_timeout_s)
     routes = {"lmi": lmi, "openai": openai, "tgi": tgi, "sagemaker": sagemaker}
     for row in read_table("routes.csv", __package__):
         handler = getattr(routes[row["protocol"]], row["handler"])

@@ -158,7 +158,6 @@ class SageMakerRoutes:
     lmi: LmiRoutes
     openai: OpenAiRoutes
     tgi: TgiRoutes | None
-    model_name: str
     check: SignatureCheck | None = None
     unary_timeout_s: float = UNARY_TIMEOUT_S
 
@@ -205,7 +204,7 @@ class SageMakerRoutes:
         try:
             return await handler(request)
         except failures.FAILURES as exc:
-            status, error = failures.failure(protocol, exc, self.model_name)
+            status, error = failures.failure(protocol, exc, self.lmi.state.model_name)
             return _model_error(status, orjson.dumps(error))
         finally:
             ENVELOPE.reset(outside)
