@@ -7,7 +7,6 @@ Source: router/src/lib.rs and router/src/validation.rs of text-generation-infere
 
 import operator
 import secrets
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from pydantic import NonNegativeInt
@@ -23,14 +22,6 @@ _SEED_BITS: Final = 63
 _RANGES: Final = read_table("tgi_ranges.csv", __package__)
 """`low` and `high` of values, in TGI's order, and the message for others; `of`: for this reply."""
 _IS: Final = {"<": operator.lt, "<=": operator.le}
-
-
-@dataclass(frozen=True, slots=True)
-class TgiLimits:
-    """The limits that `/info` states and requests must meet, in tokens."""
-
-    max_input_tokens: int
-    max_total_tokens: int
 
 
 class TgiParameters(Fields):
@@ -86,17 +77,18 @@ class TgiCompatBody(TgiBody):
     repeats_prompt: ClassVar = True
 
 
-def check_values(body: TgiBody, limits: TgiLimits, reply: str) -> None:
+def check_values(body: TgiBody, longest: int, reply: str) -> None:
     """Raises InputError for out-of-range values, with TGI's messages and order.
 
-    reply  stream or whole: some values are of one kind alone
+    longest  most tokens of a prompt
+    reply    stream or whole: some values are of one kind alone
     """
     asked = body.parameters
     drawn = (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
     several = (asked.best_of or 1) > 1
     sampled = asked.do_sample or any(value is not None for value in drawn)
     named = {"stops": MAX_STOP_STRINGS, "ranked": MOST_TOP_LOGPROBS, "answers": MAX_BEST_OF}
-    named["longest"] = limits.max_input_tokens
+    named["longest"] = longest
     values = vars(asked) | {
         "unsampled": several and not sampled,
         "seeded": several and asked.seed is not None,
@@ -115,12 +107,11 @@ def check_values(body: TgiBody, limits: TgiLimits, reply: str) -> None:
             raise InputError(row["message"].format(value=value, high=high))
 
 
-def read_length(wanted: int | None, num_inputs: int, limits: TgiLimits) -> int:
+def read_length(wanted: int | None, num_inputs: int, longest: int, total: int) -> int:
     """The output limit after `num_inputs` tokens, of which `max_new_tokens` are wanted.
 
-    Raises CapacityError if they do not fit.
+    Raises CapacityError if these are more than `longest`, or all more than `total`.
     """
-    total = limits.max_total_tokens
     if wanted is None:
         wanted = max(0, total - num_inputs)
     if num_inputs + wanted > total:
@@ -128,10 +119,8 @@ def read_length(wanted: int | None, num_inputs: int, limits: TgiLimits) -> int:
             f"`inputs` tokens + `max_new_tokens` must be <= {total}. Given: {num_inputs} `inputs` "
             f"tokens and {wanted} `max_new_tokens`"
         )
-    if num_inputs > limits.max_input_tokens:
-        raise CapacityError(
-            f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {num_inputs}"
-        )
+    if num_inputs > longest:
+        raise CapacityError(f"`inputs` must have less than {longest} tokens. Given: {num_inputs}")
     return wanted
 
 

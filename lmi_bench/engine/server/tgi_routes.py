@@ -26,7 +26,6 @@ from lmi_bench.engine.server.tgi_request import (
     MAX_BEST_OF,
     TgiBody,
     TgiCompatBody,
-    TgiLimits,
     check_values,
     read_length,
     read_sampling,
@@ -145,10 +144,8 @@ class TgiRoutes:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        config, total = state.engine.config, state.max_model_len
-        longest = config.max_input_tokens or total - 1
-        self._limits = TgiLimits(min(longest, total - 1), total)
-        self._max_concurrent_requests = config.max_concurrent_requests or _UNLIMITED
+        longest = state.max_model_len - 1  # of a prompt, in tokens
+        self._longest = min(state.engine.config.max_input_tokens or longest, longest)
 
     async def health(self, request: web.Request) -> web.Response:
         """200 without a body while the engine works, as in vLLM too; else 503."""
@@ -157,16 +154,17 @@ class TgiRoutes:
         return json_response({"error": "unhealthy", "error_type": "healthcheck"}, status=503)
 
     async def info(self, request: web.Request) -> web.Response:
+        limit = self._state.engine.config.max_concurrent_requests
         return json_response(
             {
                 "model_id": self._state.model_name,
                 "model_sha": None,
                 "model_pipeline_tag": "text-generation",
-                "max_concurrent_requests": self._max_concurrent_requests,
+                "max_concurrent_requests": limit or _UNLIMITED,
                 "max_best_of": MAX_BEST_OF,
                 "max_stop_sequences": MAX_STOP_STRINGS,
-                "max_input_tokens": self._limits.max_input_tokens,
-                "max_total_tokens": self._limits.max_total_tokens,
+                "max_input_tokens": self._longest,
+                "max_total_tokens": self._state.max_model_len,
                 "validation_workers": 1,
                 "max_client_batch_size": 1,
                 "router": ROUTER_NAME,
@@ -247,10 +245,11 @@ class TgiRoutes:
             streaming.end_all(self._state, answers)
 
     async def _prompt(self, body: TgiBody, reply: str, *, logprobs: bool) -> Prompt:
-        check_values(body, self._limits, reply)
+        check_values(body, self._longest, reply)
         state, asked = self._state, body.parameters
         token_ids = await state.encode(body.inputs, asked.truncate)
-        length = read_length(asked.max_new_tokens, len(token_ids), self._limits)
+        sizes = (len(token_ids), self._longest, state.max_model_len)
+        length = read_length(asked.max_new_tokens, *sizes)
         sampling = read_sampling(asked, length, state.codec.eos_token_ids, logprobs=logprobs)
         return Prompt(token_ids, sampling, asked.stop, keep_stop_string=True)
 
