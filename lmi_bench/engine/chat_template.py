@@ -43,18 +43,27 @@ class ChatTemplate:
         """The template that transformers would use; None if the folder has none. Raises InputError
         if one of its files is invalid."""
         config = _object_of(folder / _CONFIG)
-        for path in (folder / "chat_template.jinja", folder / "chat_template.json"):
-            if path.is_file():
-                source = path.read_text(encoding="utf-8")
-                if path.suffix == ".json":
-                    source = _object_of(path).get("chat_template", "")
-                return cls(source, _special_tokens(folder, config), where=str(path))
-        stated = config.get("chat_template")
-        if isinstance(stated, list):  # several by name
-            stated = {each.get("name"): each.get("template") for each in stated}.get("default")
-        if not isinstance(stated, str):
+        source: Any
+        for where in (folder / "chat_template.jinja", folder / "chat_template.json"):
+            if where.is_file():
+                source = where.read_text(encoding="utf-8")
+                if where.suffix == ".json":
+                    source = _object_of(where).get("chat_template", "")
+                break
+        else:
+            source, where = config.get("chat_template"), folder / _CONFIG
+            if isinstance(source, list):  # several by name
+                source = {each.get("name"): each.get("template") for each in source}.get("default")
+        if not isinstance(source, str):
             return None
-        return cls(stated, _special_tokens(folder, config), where=str(folder / _CONFIG))
+        older = _object_of(folder / "special_tokens_map.json")
+        special_tokens: dict[str, str] = {}
+        for name in _SPECIAL_TOKENS:
+            stated = config.get(name) or older.get(name)
+            text = stated.get("content") if isinstance(stated, dict) else stated
+            if isinstance(text, str):
+                special_tokens[name] = text
+        return cls(source, special_tokens, where=str(where))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
@@ -106,18 +115,6 @@ def _to_json(value: object, indent: int | None = None) -> str:
 
 def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens as text, from the tokenizer's config or the older special_tokens_map.json."""
-    older = _object_of(folder / "special_tokens_map.json")
-    found: dict[str, str] = {}
-    for name in _SPECIAL_TOKENS:
-        stated = config.get(name) or older.get(name)
-        text = stated.get("content") if isinstance(stated, dict) else stated
-        if isinstance(text, str):
-            found[name] = text
-    return found
 
 
 def _object_of(path: Path) -> dict[str, Any]:

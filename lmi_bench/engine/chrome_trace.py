@@ -6,6 +6,7 @@ microseconds on the engine's clock since the first event.
 """
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -63,13 +64,10 @@ class ChromeTrace:
             "drafted_tokens": generation.drafted_tokens,
             "accepted_tokens": generation.accepted_tokens,
         }
+        begun_s = (generation.submitted_s, generation.first_scheduled_s, generation.first_token_s)
         end_s = generation.finished_s
-        marks = (
-            ("queue", generation.submitted_s, generation.first_scheduled_s),
-            ("prefill", generation.first_scheduled_s, generation.first_token_s),
-            ("decode", generation.first_token_s, end_s),
-        )
-        for name, start_s, stop_s in marks:
+        phases = zip(("queue", "prefill", "decode"), pairwise((*begun_s, end_s)), strict=True)
+        for name, (start_s, stop_s) in phases:
             stop_s = end_s if stop_s is None else stop_s  # it ended in this phase
             if start_s is not None and stop_s is not None:
                 self._span(name, (_REQUESTS, generation.seq_id), (start_s, stop_s), args)

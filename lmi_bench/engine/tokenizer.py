@@ -14,6 +14,7 @@ _BYTE_TOKEN: Final = re.compile("<0x[0-9A-F]{2}>")
 _HIDDEN: Final = [byte for byte in range(256) if byte < 33 or 126 < byte < 161 or byte == 173]
 _BYTE_LEVEL: Final = {256 + i: byte for i, byte in enumerate(_HIDDEN)}
 """The byte of each other character in the names of GPT-2's byte-level tokens."""
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _CONTEXT_TOKENS: Final = 6  # prompt tokens: enough for a whole character and the word before it
 
 
@@ -34,7 +35,11 @@ class Tokenizer:
         tokenizer.no_truncation()  # a tokenizer saved during training may truncate or pad
         tokenizer.no_padding()
         self.folder = folder
-        self.sampling: Mapping[str, float] = {} if folder is None else _sampling(folder)
+        path = None if folder is None else folder / "generation_config.json"
+        stated = read_object(path) if path is not None and path.is_file() else {}
+        self.sampling: Mapping[str, float] = {
+            name: stated[name] for name in _SAMPLING if type(stated.get(name)) in (int, float)
+        }
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
         self.longest_token_bytes = _longest_token_bytes(json.loads(tokenizer.to_str()))
@@ -54,10 +59,9 @@ class Tokenizer:
                 f"{folder} has no tokenizer.json: give a folder with a fast tokenizer "
                 "(transformers writes one with tokenizer.save_pretrained)"
             )
+        fast = _fast_tokenizer_class()
         try:
-            tokenizer = _fast_tokenizer_class().from_file(str(path))
-        except InputError:
-            raise
+            tokenizer = fast.from_file(str(path))
         except Exception as exc:  # the library raises bare Exception for any invalid file
             raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
         return cls(tokenizer, eos_token_ids(folder), folder)
@@ -135,6 +139,7 @@ class Detokenizer:
         self._pending: list[int] = []  # not emitted yet
 
     def push(self, token_ids: Iterable[int]) -> str:
+        """The text completed by these tokens; empty while a character is incomplete."""
         self._pending.extend(self._tokenizer._shown(token_ids))
         return self._emit(at_end=False)
 
@@ -198,13 +203,6 @@ def _keeps_text(step: Any) -> bool:
         found = step["pattern"].get("String")
         return found is not None and len(found.encode()) <= len(step["content"].encode())
     return step["type"] in ("ByteLevel", "Metaspace", "Digits", "Prepend", "NFC")
-
-
-def _sampling(folder: Path) -> dict[str, float]:
-    path = folder / "generation_config.json"
-    found = read_object(path) if path.is_file() else {}
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: found[name] for name in names if type(found.get(name)) in (int, float)}
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:

@@ -38,13 +38,6 @@ class _Pace:
     seen: tuple[int, int] = (0, 0)
     idle: int = 0
 
-    def update(self, accepted: int, rejected: int) -> None:
-        held, wrong = accepted - self.seen[0], rejected - self.seen[1]
-        if held or wrong:
-            self.seen = (accepted, rejected)
-            self.held = _KEPT * self.held + held
-            self.tried = _KEPT * self.tried + held + wrong
-
 
 @dataclass(frozen=True)
 class AdaptiveDrafter:
@@ -68,7 +61,11 @@ class AdaptiveDrafter:
         if not isinstance(seq.pace, _Pace):
             seq.pace = _Pace()
         pace = seq.pace
-        pace.update(seq.num_accepted, seq.num_rejected)
+        held, wrong = seq.num_accepted - pace.seen[0], seq.num_rejected - pace.seen[1]
+        if held or wrong:
+            pace.seen = (seq.num_accepted, seq.num_rejected)
+            pace.held = _KEPT * pace.held + held
+            pace.tried = _KEPT * pace.tried + held + wrong
         chance, most = pace.held / pace.tried, min(most, self.num_tokens)
         wanted = best_draft_length(chance, self.guess_cost_frac, most=most)
         if not wanted:

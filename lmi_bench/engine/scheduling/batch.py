@@ -107,20 +107,15 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class CommittedTokens:
+class CommittedTokens(StepOutput):
     """Tokens that a step added to a sequence; `finish_reason` is set with its last tokens.
 
     drafted, accepted  draft tokens in this step, and how many were accepted
     """
 
-    seq_id: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None
-    finish_reason: str | None
+    finish_reason: str | None = None
     drafted: int = 0
     accepted: int = 0
-    top_logprobs: tuple[Ranked, ...] | None = None
-    prompt: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ nor sequences. Source of the paged cache: Kwon et al. 2023, arXiv:2309.06180.
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.prefix_cache import PrefixCache
 
 
+@dataclass(slots=True, eq=False)
 class BlockManager:
     """The blocks of one cache: every block is either free or referenced (it has holders).
 
@@ -21,26 +23,18 @@ class BlockManager:
                   no more than this have ever been written
     """
 
-    __slots__ = (
-        "_free",
-        "_holders",
-        "block_size",
-        "budget",
-        "most_used",
-        "num_blocks",
-        "prefix_cache",
-    )
+    num_blocks: int
+    block_size: int
+    prefix_cache: PrefixCache | None = None
+    budget: int = field(init=False)
+    most_used: int = field(init=False, default=0)
+    _free: list[int] = field(init=False)  # a stack
+    _holders: list[int] = field(init=False)
 
-    def __init__(
-        self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None
-    ) -> None:
-        self.prefix_cache = prefix_cache
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack
-        self._holders = [0] * num_blocks
-        self.budget = num_blocks
-        self.most_used = 0
+    def __post_init__(self) -> None:
+        self.budget = self.num_blocks
+        self._free = list(range(self.num_blocks - 1, -1, -1))
+        self._holders = [0] * self.num_blocks
 
     @property
     def num_free(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 from lmi_bench.core.errors import CapacityError, InputError
 
@@ -26,18 +26,6 @@ class KvLayout(StrEnum):
 
     PAGED = "paged"
     CONTIGUOUS = "contiguous"
-
-
-_E = TypeVar("_E", bound=StrEnum)
-
-
-def _member(kind: type[_E], name: str, value: str) -> _E:
-    """The enum member for a setting's text; raises InputError with the valid names."""
-    try:
-        return kind(value)
-    except ValueError:
-        names = ", ".join(kind)
-        raise InputError(f"{name} must be one of {names}, got {value!r}") from None
 
 
 DEFAULT_ROLLING_BATCH_SIZE: Final = 32
@@ -95,8 +83,11 @@ class SchedulerConfig:
     client_share: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", _member(BatchingPolicy, "policy", self.policy))
-        object.__setattr__(self, "kv_layout", _member(KvLayout, "kv_layout", self.kv_layout))
+        for name, kind in (("policy", BatchingPolicy), ("kv_layout", KvLayout)):
+            value = getattr(self, name)
+            if value not in list(kind):
+                raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}")
+            object.__setattr__(self, name, kind(value))
         for name in (
             "block_size",
             "max_model_len",

@@ -84,22 +84,18 @@ class _Index:
         return ()
 
 
-def guess_holds(acceptance: float, seq_id: int, position: int) -> bool:
-    """Whether a simulated draft token is accepted once those before it are.
-
-    The draw depends only on sequence and position.
-    acceptance  its probability, 0 to 1
-    """
-    if not acceptance:
-        return False
-    digest = hashlib.blake2b(f"{seq_id}:{position}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < acceptance * 2**64
-
-
 def tokens_gained(acceptance: float, seq_id: int, first_position: int, draft_length: int) -> int:
-    """Tokens of a simulated step that verifies `draft_length` tokens after `first_position`."""
+    """Tokens of a simulated step that verifies `draft_length` tokens after `first_position`.
+
+    acceptance  probability, 0 to 1, that a draft token is accepted once those before it are; the
+                draw depends only on sequence and position
+    """
     count = 1
-    while count <= draft_length and guess_holds(acceptance, seq_id, first_position + count):
+    while acceptance and count <= draft_length:
+        place = f"{seq_id}:{first_position + count}".encode()
+        draw = int.from_bytes(hashlib.blake2b(place, digest_size=8).digest(), "big")
+        if draw >= acceptance * 2**64:
+            break
         count += 1
     return count
 

@@ -6,8 +6,10 @@ of TGI's router (infer.rs, queue.rs) and its `--waiting-served-ratio` and `--max
 """
 
 import math
+from dataclasses import dataclass
 
 
+@dataclass(slots=True)
 class JoinRule:
     """The state of the rule between two steps of one copy.
 
@@ -15,28 +17,25 @@ class JoinRule:
     has_joined  whether these joined running sequences, which have not decoded since
     """
 
-    __slots__ = ("_most_steps", "_ratio", "decoded", "has_joined")
-
-    def __init__(self, waiting_served_ratio: float, max_waiting_tokens: int) -> None:
-        self._ratio = waiting_served_ratio
-        self._most_steps = max_waiting_tokens
-        self.decoded = 0
-        self.has_joined = False
+    waiting_served_ratio: float
+    max_waiting_tokens: int
+    decoded: int = 0
+    has_joined: bool = False
 
     def least_joiners(self, num_running: int) -> float:
         """Fewest prompts that may be admitted together now; 0: any number, infinite: none."""
-        if not self._most_steps or not num_running:
+        if not self.max_waiting_tokens or not num_running:
             return 0
         if self.has_joined:
             return math.inf
-        if 1 + self.decoded >= self._most_steps:  # TGI counts the prompt step's token too
+        if 1 + self.decoded >= self.max_waiting_tokens:  # TGI counts the prompt step's token too
             return 0
-        return math.floor(self._ratio * num_running)
+        return math.floor(self.waiting_served_ratio * num_running)
 
     @property
     def steps_to_wait(self) -> int:
         """Decode steps until fewer prompts may be admitted, if the running ones stay."""
-        return 1 if self.has_joined else max(1, self._most_steps - 1 - self.decoded)
+        return 1 if self.has_joined else max(1, self.max_waiting_tokens - 1 - self.decoded)
 
     def admitted(self, num_running: int) -> None:
         """Prompts were admitted while `num_running` sequences were running."""

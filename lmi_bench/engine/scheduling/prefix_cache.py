@@ -10,20 +10,19 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from lmi_bench.core.errors import EngineError
 
 
+@dataclass(slots=True, eq=False)
 class PrefixCache:
     """Digests of computed blocks, without sequences or reference counts. A cached block is one that
     `find` can return; it is idle while it has no reference."""
 
-    __slots__ = ("_block_of", "_digest_of", "_idle")
-
-    def __init__(self) -> None:
-        self._block_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+    _block_of: dict[bytes, int] = field(default_factory=dict)
+    _digest_of: dict[int, bytes] = field(default_factory=dict)
+    _idle: OrderedDict[int, None] = field(default_factory=OrderedDict)  # least recently used first
 
     @property
     def num_idle(self) -> int:

@@ -127,7 +127,7 @@ class Sequence:
         stats.drafted_tokens += drafted
         stats.accepted_tokens += held
         return CommittedTokens(
-            self.seq_id, token_ids, logprobs, reason, drafted, held, ranked, output.prompt
+            self.seq_id, token_ids, logprobs, ranked, output.prompt, reason, drafted, held
         )
 
     def restart(self) -> None:

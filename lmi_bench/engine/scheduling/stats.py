@@ -108,6 +108,11 @@ class EngineStats:
     total_blocks: int
     done: SchedulerStats
 
+    @property
+    def used_frac(self) -> float:
+        """Used share of the blocks."""
+        return self.used_blocks / self.total_blocks
+
     def since(self, earlier: "EngineStats") -> dict[str, int | float | None]:
         """Counts of the work done after `earlier`, and their shares, by name. `peak_running` and
         `total_blocks` are the current ones."""

@@ -27,7 +27,6 @@ from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import RefusedError, failure_middleware, without_expectations
 from lmi_bench.engine.server.lmi_routes import AS_TGI, USUAL_REPLIES, LmiRoutes, Replies
-from lmi_bench.engine.server.metrics import add_metrics
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import (
     UNARY_TIMEOUT_S,
@@ -36,6 +35,7 @@ from lmi_bench.engine.server.sagemaker_routes import (
 )
 from lmi_bench.engine.server.state import CLIENT, ServerState
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
+from lmi_bench.models.hf_config import read_table
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 25 * MIB  # SageMaker's limit for a container
@@ -49,6 +49,11 @@ _SILENT: web.AppKey[dict[Any, asyncio.TimerHandle]] = web.AppKey("silent")
 """What closes each connection that has sent no request yet."""
 _IS_OPEN: web.AppKey[bool] = web.AppKey("is_open")  # to anyone, without a key
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_CLIENTS_OWN = (HttpProcessingError, web.RequestPayloadError)
+LOGGER = logging.getLogger(__name__)
+LOGGER.addFilter(  # aiohttp's reports: only the server's own faults, with their tracebacks
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], _CLIENTS_OWN))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +104,14 @@ def build_app(
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
     app[_SILENT], app[_IS_OPEN] = {}, api_key is None
     lmi, openai = LmiRoutes(state, replies), OpenAiRoutes(state, chat_template)
-    tgi, model = TgiRoutes(state), model_name
+    tgi = TgiRoutes(state)
     in_lmis_place = tgi if replies.kind == AS_TGI else None
-    sagemaker = SageMakerRoutes(lmi, openai, in_lmis_place, model, signature_check, unary_timeout_s)
-    for routes in (lmi, openai, tgi, sagemaker):
-        routes.add_to(app)
-    add_metrics(app, state)
+    sagemaker = SageMakerRoutes(lmi, openai, in_lmis_place, signature_check, unary_timeout_s)
+    routes = {"lmi": lmi, "openai": openai, "tgi": tgi, "sagemaker": sagemaker}
+    for row in read_table("routes.csv", __package__):
+        handler = getattr(routes[row["protocol"]], row["handler"])
+        for method in row["methods"].split():
+            app.router.add_route(method, row["path"], handler)
     return app
 
 
@@ -175,7 +182,7 @@ async def listening(
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s / 2,  # aiohttp waits twice this long for a handler
         handle_signals=False,
-        logger=connection_logger(),
+        logger=LOGGER,
     )
     await runner.setup()
     try:
@@ -284,17 +291,3 @@ def _cannot_listen(host: str, port: int, exc: OSError) -> InputError:
     unknown = isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL
     flag = "--host" if unknown else "--port"
     return InputError(f"cannot listen on {host}:{port}: {reason}; choose another {flag}")
-
-
-_CLIENTS_OWN = (HttpProcessingError, web.RequestPayloadError)
-
-
-def _is_our_own(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], _CLIENTS_OWN))
-
-
-def connection_logger() -> logging.Logger:
-    """A logger for `web.AppRunner` that reports only server bugs, with their tracebacks."""
-    logger = logging.getLogger(__name__)
-    logger.addFilter(_is_our_own)  # adding it again has no effect
-    return logger

@@ -1,56 +1,16 @@
-"""The tokenizer interface that the server needs, the simulated engine's tokenizer, stop strings."""
+"""The simulated engine's tokenizer beside a model's, and stop strings."""
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
 from lmi_bench.core.errors import CapacityError, InputError
-
-
-class StreamDecoder(Protocol):
-    """Turns one stream of tokens into text pieces whose concatenation is the decoded text."""
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        """The text completed by these tokens; empty while a character is incomplete."""
-
-    def finish(self) -> str:
-        """The remaining text at the end of the stream."""
-
-
-class Codec(Protocol):
-    """Text to token ids and back. All ids are below `vocab_size`; some end a generation. `sampling`
-    has settings for requests that state none. A token stands for `longest_token_bytes` of a text
-    at most, if that is known."""
-
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    sampling: Mapping[str, float]
-    longest_token_bytes: int | None
-
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, most: int | None = None
-    ) -> list[int]:
-        """The ids of a prompt, by default with the special tokens that the model needs.
-
-        most  raise CapacityError for more ids
-        """
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to a text, which may be a part of a character."""
-
-    def special_token(self, token_id: int) -> str | None:
-        """The name of a token without text, such as `</s>`; None for all others."""
-
-    def detokenizer(self, behind: Sequence[int] = ()) -> StreamDecoder:
-        """A decoder for one stream of tokens that follows the tokens `behind`."""
+from lmi_bench.engine.tokenizer import Detokenizer, Tokenizer
 
 
 class PlainTokenizer:
-    """Token n is the word `tn` after a space; any other word hashes to one of the ids."""
+    """Token n is the word `tn` after a space; any other word hashes to one of the ids. It has what
+    the server needs of `Tokenizer`."""
 
     eos_token_ids: tuple[int, ...] = ()
     sampling: Mapping[str, float] = MappingProxyType({})
@@ -95,6 +55,11 @@ class PlainTokenizer:
             if token_id < self.vocab_size and str(token_id) == digits:
                 return token_id
         return zlib.crc32(word.encode("utf-8", errors="replace")) % self.vocab_size
+
+
+Codec = Tokenizer | PlainTokenizer
+StreamDecoder = Detokenizer | PlainTokenizer
+"""Turns one stream of tokens into text pieces whose concatenation is the decoded text."""
 
 
 class StopStringFilter:

@@ -26,6 +26,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmi_bench.core.errors import EngineError, InputError, OverloadedError
+from lmi_bench.models.hf_config import read_table
 
 LOGGER = logging.getLogger(__name__)
 FAILURES = (InputError, OverloadedError, EngineError)
@@ -34,58 +35,42 @@ Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _OPENAI_PREFIXES: Final = ("/v1/", "/tokenize", "/detokenize")
 TGI_PATHS: Final = ("/", "/generate", "/generate_stream", "/info")
 
-_OPENAI_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
-_LMI_TYPES = {
-    400: "BadRequestException",
-    404: "ResourceNotFoundException",
-    405: "MethodNotAllowedException",
-    401: "UnauthorizedException",
-    408: "RequestTimeoutException",
-    413: "RequestEntityTooLargeException",
-    417: "ExpectationFailedException",
-    500: "InternalServerException",
-    503: "WlmCapacityException",
+_ROWS: Final = {
+    (row["protocol"], row["failure"]): row for row in read_table("failures.csv", __package__)
 }
+"""A failure's kind is the name of its class, or the status of a refusal."""
 
 
 class RefusedError(Exception):
-    """A request that no route gets; its connection is closed where its body was not read."""
+    """A request that no route gets; its connection is closed unless it `keeps_open`."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, keeps_open: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.keeps_open = status, keeps_open
 
 
 class UnknownModelError(InputError):
     """The request names a model that is not served."""
 
 
-def lmi_failure(exc: Exception, model_name: str) -> tuple[int, dict[str, Any]]:
-    """Status and body of a failure on an LMI route."""
-    if isinstance(exc, EngineError):
-        return 424, {"code": 424, "error": str(exc)}
-    if isinstance(exc, OverloadedError):
-        message = f"Worker queue capacity exceeded for model: {model_name} ({exc})"
-        return 503, _lmi_body(503, message)
-    status = 404 if isinstance(exc, UnknownModelError) else 400
-    return status, _lmi_body(status, str(exc))
-
-
-def openai_failure(exc: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body of a failure on an OpenAI route."""
-    kinds = ((EngineError, 500), (OverloadedError, 503), (UnknownModelError, 404))
-    status = next((status for kind, status in kinds if isinstance(exc, kind)), 400)
-    return status, _openai_body(status, str(exc))
-
-
-def tgi_failure(exc: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body of a failure on a TGI route; a stream sends the body as an event."""
-    if isinstance(exc, EngineError):
-        message = f"Request failed during generation: {exc}"
-        return 424, {"error": message, "error_type": "generation"}
-    if isinstance(exc, OverloadedError):
-        return 429, {"error": "Model is overloaded", "error_type": "overloaded"}
-    return 422, {"error": f"Input validation error: {exc}", "error_type": "validation"}
+def failure(protocol: str, exc: Exception, model_name: str = "") -> tuple[int, dict[str, Any]]:
+    """Status and body of a failure on a protocol's route; streams send the body as an event."""
+    kinds = [kind.__name__ for kind in type(exc).__mro__]
+    refused = {"status": "400", "type": "", "message": "{said}"}
+    if isinstance(exc, RefusedError):
+        kinds, refused["status"] = [str(exc.status)], str(exc.status)
+    row = next((_ROWS[protocol, kind] for kind in kinds if (protocol, kind) in _ROWS), refused)
+    status, type_ = int(row["status"]), row["type"]
+    message = row["message"].format(said=exc, model=model_name)
+    if protocol == "tgi":  # which has no other type for client errors
+        return status, {"error": message, "error_type": type_ or "validation"}
+    if protocol == "openai":
+        type_ = type_ or HTTPStatus(status).phrase
+        error = {"message": message, "type": type_, "param": None, "code": status}
+        return status, {"error": error}
+    if not type_:
+        return status, {"code": status, "error": message}
+    return status, {"code": status, "type": type_, "message": message}
 
 
 def failure_middleware(model_name: str) -> Middleware:
@@ -94,36 +79,33 @@ def failure_middleware(model_name: str) -> Middleware:
 
     @web.middleware
     async def answer_failure(request: web.Request, handler: Handler) -> web.StreamResponse:
+        found: Exception
         try:
             return await handler(request)
-        except FAILURES as exc:
-            status, body = _failure(request.path, exc, model_name)
-            return json_response(body, status=status)
-        except RefusedError as exc:
-            return closing(
-                json_response(_body(request.path, exc.status, str(exc)), status=exc.status)
-            )
+        except (*FAILURES, RefusedError) as exc:
+            found = exc
         except web.HTTPRequestEntityTooLarge as exc:
-            status, message = 413, f"the body is too large: {exc.text}"
+            found = RefusedError(413, f"the body is too large: {exc.text}", keeps_open=True)
         except web.RequestPayloadError as exc:
-            body = _body(request.path, 400, unreadable(exc))
-            return closing(json_response(body, status=400))
+            found = RefusedError(400, unreadable(exc))
         except web.HTTPNotFound:
-            status, message = 404, f"no such path: {request.path}"
+            found = RefusedError(404, f"no such path: {request.path}", keeps_open=True)
         except web.HTTPMethodNotAllowed as exc:
-            status, message = 405, f"{request.path} accepts {', '.join(exc.allowed_methods)}"
+            accepted = ", ".join(exc.allowed_methods)
+            found = RefusedError(405, f"{request.path} accepts {accepted}", keeps_open=True)
         except (web.HTTPException, ConnectionError):
             raise
         except Exception as exc:
             if request.writer.output_size:  # too late for a status: the connection ends
                 raise
-            status, message = 500, "internal error: a fault of the server, which its log names"
+            message = "internal error: a fault of the server, which its log names"
+            found = RefusedError(500, message, keeps_open=True)
             place = traceback.extract_tb(exc.__traceback__)[-1]
             kind = f"{type(exc).__name__} at {place.filename}:{place.lineno}"
             if kind not in logged:
                 logged.add(kind)
                 LOGGER.error("a fault of the server: %s", kind, exc_info=exc)
-        return json_response(_body(request.path, status, message), status=status)
+        return _response(request.path, found, model_name)
 
     return answer_failure
 
@@ -137,8 +119,7 @@ def without_expectations(handle: Handle) -> Handle:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Expect", "100-continue").lower() == "100-continue":
             return await handle(request)
-        body = _body(request.path, 417, "Expect may only be 100-continue")
-        return closing(json_response(body, status=417))
+        return _response(request.path, RefusedError(417, "Expect may only be 100-continue"))
 
     return answer
 
@@ -163,25 +144,11 @@ def json_response(
     )
 
 
-def _failure(path: str, exc: Exception, model_name: str) -> tuple[int, dict[str, Any]]:
+def _response(path: str, exc: Exception, model_name: str = "") -> web.Response:
+    """The error of a failure, in the path's protocol."""
+    protocol = "tgi" if path in TGI_PATHS else "lmi"
     if path.startswith(_OPENAI_PREFIXES):
-        return openai_failure(exc)
-    return tgi_failure(exc) if path in TGI_PATHS else lmi_failure(exc, model_name)
-
-
-def _body(path: str, status: int, message: str) -> dict[str, Any]:
-    """The error body for a status and a message, in the path's protocol."""
-    if path.startswith(_OPENAI_PREFIXES):
-        return _openai_body(status, message)
-    if path in TGI_PATHS:  # TGI has no other type for client errors
-        return {"error": message, "error_type": "generation" if status == 500 else "validation"}
-    return _lmi_body(status, message)
-
-
-def _lmi_body(status: int, message: str) -> dict[str, Any]:
-    return {"code": status, "type": _LMI_TYPES[status], "message": message}
-
-
-def _openai_body(status: int, message: str) -> dict[str, Any]:
-    type_ = _OPENAI_TYPES.get(status, HTTPStatus(status).phrase)
-    return {"error": {"message": message, "type": type_, "param": None, "code": status}}
+        protocol = "openai"
+    status, body = failure(protocol, exc, model_name)
+    response = json_response(body, status=status)
+    return closing(response) if isinstance(exc, RefusedError) and not exc.keeps_open else response

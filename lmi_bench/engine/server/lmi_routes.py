@@ -15,11 +15,10 @@ from pydantic import AliasChoices, Field, NonNegativeInt, PlainValidator
 
 from lmi_bench.core.errors import EngineError
 from lmi_bench.core.units import s_to_ms
-from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server import fields, streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
-from lmi_bench.engine.server.failures import UnknownModelError, json_response, lmi_failure
+from lmi_bench.engine.server.failures import UnknownModelError, failure, json_response
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.state import ServerState
 
@@ -111,7 +110,7 @@ class RollingBatchReply:
 
     def failure(self, exc: EngineError) -> bytes:
         """The line that ends a stream (status 200 already sent) when the engine fails."""
-        _, body = lmi_failure(exc, self.state.model_name)
+        _, body = failure("lmi", exc, self.state.model_name)
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
 
     def whole(self) -> dict[str, Any]:
@@ -148,12 +147,20 @@ class RollingBatchReply:
         return self.call.inputs + text if self.call.parameters.return_full_text else text
 
     def _details(self) -> dict[str, Any]:
-        reason = self.answer.finish_reason or "error"
+        """The details that streamed and whole answers share; `engine` is this engine's addition."""
+        reason, generation = self.answer.finish_reason or "error", self.answer.generation
+        engine: dict[str, Any] = {}
+        for phase in ("queue", "prefill", "decode"):
+            seconds: float | None = getattr(generation, f"{phase}_s")
+            engine[f"{phase}_ms"] = None if seconds is None else s_to_ms(seconds)
+        if generation.drafted_tokens:
+            engine["drafted_tokens"] = generation.drafted_tokens
+            engine["accepted_tokens"] = generation.accepted_tokens
         return {
             "finish_reason": _FINISH_REASONS.get(reason, reason),
             "generated_tokens": len(self.answer.pieces),
             "inputs": self.call.inputs,
-            "engine": _engine_details(self.answer.generation),
+            "engine": engine,
         }
 
 
@@ -166,14 +173,21 @@ class AsyncReply(RollingBatchReply):
 
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One line with the text of all its tokens."""
-        first = pieces[0] if pieces else Piece(-1, "", None)
-        text = "".join([piece.text for piece in pieces])
-        ended = self.answer.finish_reason is not None
+        first, answer = pieces[0] if pieces else Piece(-1, "", None), self.answer
+        text, details = "".join([piece.text for piece in pieces]), None
+        ended = answer.finish_reason is not None
+        if ended and self.call.parameters.details:
+            details = {
+                "finish_reason": openai_finish_reason(answer.finish_reason),
+                "seed": answer.prompt.sampling.seed,
+                "generated_tokens": len(answer.pieces) + 1,
+                "input_length": len(answer.prompt.token_ids),
+            }
         line = {
             "index": 0,
             "token": _token(first, text),
             "generated_text": self._generated_text() if ended else None,
-            "details": self._streamed_details() if ended and self.call.parameters.details else None,
+            "details": details,
         }
         return self._line(line)
 
@@ -188,14 +202,6 @@ class AsyncReply(RollingBatchReply):
             "seed": self.answer.prompt.sampling.seed,
             "prefill": [],
             "tokens": [_token(piece, piece.text) for piece in self.answer.pieces],
-        }
-
-    def _streamed_details(self) -> dict[str, Any]:
-        return {
-            "finish_reason": openai_finish_reason(self.answer.finish_reason),
-            "seed": self.answer.prompt.sampling.seed,
-            "generated_tokens": len(self.answer.pieces) + 1,
-            "input_length": len(self.answer.prompt.token_ids),
         }
 
 
@@ -235,30 +241,12 @@ class Replies:
 USUAL_REPLIES = Replies()
 
 
-def _engine_details(generation: Generation) -> dict[str, Any]:
-    """This engine's additions: time per phase, and speculation counts."""
-    details: dict[str, Any] = {}
-    for phase in ("queue", "prefill", "decode"):
-        seconds: float | None = getattr(generation, f"{phase}_s")
-        details[f"{phase}_ms"] = None if seconds is None else s_to_ms(seconds)
-    if generation.drafted_tokens:
-        details["drafted_tokens"] = generation.drafted_tokens
-        details["accepted_tokens"] = generation.accepted_tokens
-    return details
-
-
 @dataclass(frozen=True, slots=True)
 class LmiRoutes:
     """Handlers over one served model."""
 
     state: ServerState
     replies: Replies = USUAL_REPLIES
-
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_route("GET", "/ping", self.ping)
-        app.router.add_route("POST", "/ping", self.ping)
-        app.router.add_post("/invocations", self.invocations)
-        app.router.add_post("/predictions/{model}", self.predictions)
 
     async def ping(self, request: web.Request) -> web.Response:
         """200 while the engine works, else 500."""
@@ -290,12 +278,9 @@ class LmiRoutes:
             for call in calls:
                 asked = call.parameters
                 token_ids = await state.encode(call.inputs, asked.truncate)
-                stops, keeps_stop = (
-                    asked.stop_sequences + asked.stop,
-                    asked.include_stop_str_in_output,
-                )
                 sampling = call.sampling(state.codec.eos_token_ids)
-                answers.append(state.submit(Prompt(token_ids, sampling, stops, keeps_stop)))
+                keeps, stops = asked.include_stop_str_in_output, asked.stop_sequences + asked.stop
+                answers.append(state.submit(Prompt(token_ids, sampling, stops, keeps)))
             headers = state.ignored_header(calls[0].ignored)
             replies = [
                 reply_type(call, answer, state, formatters)

@@ -18,8 +18,9 @@ from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.grammar import read_grammar
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
-from lmi_bench.engine.server.failures import UnknownModelError, json_response, openai_failure
+from lmi_bench.engine.server.failures import UnknownModelError, failure, json_response
 from lmi_bench.engine.server.fields import load_json_object
+from lmi_bench.engine.server.metrics import METRICS_TYPE, render_metrics
 from lmi_bench.engine.server.openai_request import (
     ChatCall,
     CompletionCall,
@@ -91,7 +92,7 @@ class OpenAiReply(ABC):
 
     def failure(self, exc: EngineError) -> bytes:
         """The event that ends a stream (status 200 already sent) when the engine fails."""
-        _, body = openai_failure(exc)
+        _, body = failure("openai", exc)
         return b"data: " + orjson.dumps(body) + b"\n\n" + _DONE
 
     def whole(self) -> dict[str, Any]:
@@ -110,12 +111,10 @@ class OpenAiReply(ABC):
         called = self._finders[number].num_found and not isinstance(self._call.tool_choice, dict)
         if shown == "stop" and called:  # a named tool's call ends like a text, as in vLLM
             shown = "tool_calls"
-        choice = {
-            "index": number,
-            **own,
-            "finish_reason": shown,
-            "stop_reason": None if reason != "stop_sequence" else _stop_reason(answer),
-        }
+        stopped: str | int | None = answer.stop_string
+        if reason == "stop_sequence" and stopped is None and answer.pieces:
+            stopped = answer.pieces[-1].token_id
+        choice = {"index": number, **own, "finish_reason": shown, "stop_reason": stopped}
         if self._call.return_token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces]
         return choice
@@ -219,21 +218,15 @@ class ChatReply(OpenAiReply):
     def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
         if self._call.num_logprobs is None:
             return None
-        return {"content": [self._logprob(piece) for piece in pieces]}
-
-    def _logprob(self, piece: Piece) -> dict[str, Any]:
-        ranked = [self._entry(token_id, logprob) for token_id, logprob in piece.ranked]
-        return self._entry(piece.token_id, piece.logprob) | {"top_logprobs": ranked}
+        content = []
+        for piece in pieces:
+            ranked = [self._entry(*each) for each in piece.ranked]
+            content.append(self._entry(piece.token_id, piece.logprob) | {"top_logprobs": ranked})
+        return {"content": content}
 
     def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
         in_bytes = list(self._codec.token_bytes(token_id))
         return {"token": self._codec.decode([token_id]), "logprob": logprob, "bytes": in_bytes}
-
-
-def _stop_reason(answer: Answer) -> str | int | None:
-    if answer.stop_string is not None or not answer.pieces:
-        return answer.stop_string
-    return answer.pieces[-1].token_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,15 +238,6 @@ class OpenAiRoutes:
 
     state: ServerState
     template: ChatTemplate | None = None
-
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/v1/models/{model:.+}", self.models)
-        app.router.add_get("/version", self.version)
-        app.router.add_post("/tokenize", self.tokenize)
-        app.router.add_post("/detokenize", self.detokenize)
-        app.router.add_post("/v1/completions", self.completions)
-        app.router.add_post("/v1/chat/completions", self.chat)
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model: alone if the path names it, else in a list."""
@@ -272,6 +256,11 @@ class OpenAiRoutes:
 
     async def version(self, request: web.Request) -> web.Response:
         return json_response({"version": __version__})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """For Prometheus, under vLLM's names."""
+        body = render_metrics(self.state).encode()
+        return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """The tokens of a prompt or a chat, as they would be computed."""

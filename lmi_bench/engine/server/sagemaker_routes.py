@@ -19,7 +19,6 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import orjson
@@ -81,8 +80,23 @@ class SignatureCheck:
         missing = {"host", "x-amz-date"} - set(signed_names)
         if missing or any(name not in headers for name in signed_names):
             raise _invalid("host and x-amz-date must be signed, and all signed sent")
-        due = self._signature(request, headers, scope, signed_names, stamp)
-        if not hmac.compare_digest(_bytes(sent), _bytes(due)):
+        canonical = "\n".join(
+            [
+                request.method,
+                urllib.parse.quote(_bytes(request.path), safe="/~"),  # twice, except in S3
+                "&".join(sorted(request.query.split("&"))),
+                *(f"{name}:{' '.join(headers[name].split())}" for name in signed_names),
+                "",
+                ";".join(signed_names),
+                hashlib.sha256(request.body).hexdigest(),
+            ]
+        )
+        hashed = hashlib.sha256(_bytes(canonical)).hexdigest()
+        to_sign = "\n".join([ALGORITHM, stamp, "/".join(scope), hashed])
+        key = ("AWS4" + self.secret_key).encode()
+        for step in (*scope, to_sign):
+            key = hmac.new(key, _bytes(step), hashlib.sha256).digest()
+        if not hmac.compare_digest(_bytes(sent), key.hex().encode()):
             raise _invalid(
                 "The request signature we calculated does not match the signature you provided."
             )
@@ -105,32 +119,6 @@ class SignatureCheck:
         if scope[2:] != [self.service, "aws4_request"]:
             raise _invalid(f"Credential should be scoped to correct service: '{self.service}'.")
         return scope, parts.get("SignedHeaders", "").split(";"), parts["Signature"]
-
-    def _signature(
-        self,
-        request: SignedRequest,
-        headers: Mapping[str, str],
-        scope: list[str],
-        signed_names: list[str],
-        stamp: str,
-    ) -> str:
-        canonical = "\n".join(
-            [
-                request.method,
-                urllib.parse.quote(_bytes(request.path), safe="/~"),  # twice, except in S3
-                "&".join(sorted(request.query.split("&"))),
-                *(f"{name}:{' '.join(headers[name].split())}" for name in signed_names),
-                "",
-                ";".join(signed_names),
-                hashlib.sha256(request.body).hexdigest(),
-            ]
-        )
-        hashed = hashlib.sha256(_bytes(canonical)).hexdigest()
-        to_sign = "\n".join([ALGORITHM, stamp, "/".join(scope), hashed])
-        key = ("AWS4" + self.secret_key).encode()
-        for step in (*scope, to_sign):
-            key = hmac.new(key, _bytes(step), hashlib.sha256).digest()
-        return key.hex()
 
 
 def _bytes(text: str) -> bytes:
@@ -156,7 +144,6 @@ _AT_ONCE = Envelope(headers=dict, wrap=bytes, at_once=True)
 _PARTS = Envelope(headers=lambda headers: _stream_headers(headers), wrap=payload_part)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_FailureOf = Callable[[Exception], tuple[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +158,8 @@ class SageMakerRoutes:
     lmi: LmiRoutes
     openai: OpenAiRoutes
     tgi: TgiRoutes | None
-    model_name: str
     check: SignatureCheck | None = None
     unary_timeout_s: float = UNARY_TIMEOUT_S
-
-    def add_to(self, app: web.Application) -> None:
-        path = "/endpoints/{endpoint}/invocations"
-        app.router.add_post(path, self.invoke)
-        app.router.add_post(path + "-response-stream", self.invoke_with_response_stream)
 
     async def invoke(self, request: web.Request) -> web.StreamResponse:
         """The container's whole response, even if it streams."""
@@ -218,29 +199,29 @@ class SageMakerRoutes:
                 )
             except SignatureError as exc:
                 return _aws_error(403, exc.code, str(exc))
-        failure_of, handler = self._route(body)
+        protocol, handler = self._route(body)
         outside = ENVELOPE.set(envelope)
         try:
             return await handler(request)
         except failures.FAILURES as exc:
-            status, error = failure_of(exc)
+            status, error = failures.failure(protocol, exc, self.lmi.state.model_name)
             return _model_error(status, orjson.dumps(error))
         finally:
             ENVELOPE.reset(outside)
 
-    def _route(self, body: bytes) -> tuple[_FailureOf, _Handler]:
-        """The handler of a body, and the status and body of its failures."""
+    def _route(self, body: bytes) -> tuple[str, _Handler]:
+        """The protocol of a body, and its handler."""
         try:
             keys: Any = orjson.loads(body)
         except orjson.JSONDecodeError:
             keys = ()
         if isinstance(keys, dict) and "prompt" in keys:
-            return failures.openai_failure, self.openai.completions
+            return "openai", self.openai.completions
         if isinstance(keys, dict) and "messages" in keys and "inputs" not in keys:
-            return failures.openai_failure, self.openai.chat
+            return "openai", self.openai.chat
         if self.tgi is not None:
-            return failures.tgi_failure, self.tgi.compat_generate
-        return partial(failures.lmi_failure, model_name=self.model_name), self.lmi.invocations
+            return "tgi", self.tgi.compat_generate
+        return "lmi", self.lmi.invocations
 
 
 def credentials_check(access_key: str | None, secret_key: str | None) -> SignatureCheck:

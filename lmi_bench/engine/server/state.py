@@ -55,8 +55,10 @@ class Histogram:
 
 
 METRICS: Final = read_table("metrics.csv", __package__)
-"""vLLM's names, with their help: counters of this field of SchedulerStats, else histograms."""
-HISTOGRAMS: Final = {row["name"]: row["help"] for row in METRICS if not row["counts"]}
+"""vLLM's names, with their help: gauges and counters of this field of EngineStats, histograms of a
+request's time since another one."""
+
+_TIMES: Final = [(row["name"], row["since"], row["counts"]) for row in METRICS if row["since"]]
 
 
 class RequestTotals:
@@ -65,8 +67,11 @@ class RequestTotals:
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
         self.histograms = {
-            name: Histogram(SECONDS_BOUNDS if name.endswith("_seconds") else TOKENS_BOUNDS)
-            for name in HISTOGRAMS
+            row["name"]: Histogram(
+                SECONDS_BOUNDS if row["name"].endswith("_seconds") else TOKENS_BOUNDS
+            )
+            for row in METRICS
+            if row["kind"] == "histogram"
         }
 
     def add(self, answer: Answer) -> None:
@@ -76,18 +81,10 @@ class RequestTotals:
         tokens = sum(len(event.token_ids) for event in generation.events)
         seen["request_prompt_tokens"].observe(len(answer.prompt.token_ids))
         seen["request_generation_tokens"].observe(tokens)
-        submitted_s, scheduled_s = generation.submitted_s, generation.first_scheduled_s
-        first_s, finished_s = generation.first_token_s, generation.finished_s
-        if finished_s is not None:
-            seen["e2e_request_latency_seconds"].observe(finished_s - submitted_s)
-        if scheduled_s is None:
-            return
-        seen["request_queue_time_seconds"].observe(scheduled_s - submitted_s)
-        if first_s is None or finished_s is None:
-            return
-        seen["time_to_first_token_seconds"].observe(first_s - submitted_s)
-        seen["request_prefill_time_seconds"].observe(first_s - scheduled_s)
-        seen["request_decode_time_seconds"].observe(finished_s - first_s)
+        for name, start, end in _TIMES:
+            start_s, end_s = getattr(generation, start), getattr(generation, end)
+            if start_s is not None and end_s is not None:
+                seen[name].observe(end_s - start_s)
         for earlier, later in pairwise(generation.events):
             seen["inter_token_latency_seconds"].observe(later.time_s - earlier.time_s)
 

@@ -5,8 +5,8 @@ error, which a stream sends as an event.
 Source: router/src/lib.rs and router/src/validation.rs of text-generation-inference 3.
 """
 
+import operator
 import secrets
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from pydantic import NonNegativeInt
@@ -15,17 +15,13 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.sampling import MOST_TOP_LOGPROBS, SamplingParams
 from lmi_bench.engine.server.fields import Fields, Strings
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
+from lmi_bench.models.hf_config import read_table
 
 MAX_BEST_OF: Final = 2
 _SEED_BITS: Final = 63
-
-
-@dataclass(frozen=True, slots=True)
-class TgiLimits:
-    """The limits that `/info` states and requests must meet, in tokens."""
-
-    max_input_tokens: int
-    max_total_tokens: int
+_RANGES: Final = read_table("tgi_ranges.csv", __package__)
+"""`low` and `high` of values, in TGI's order, and the message for others; `of`: for this reply."""
+_IS: Final = {"<": operator.lt, "<=": operator.le}
 
 
 class TgiParameters(Fields):
@@ -81,73 +77,41 @@ class TgiCompatBody(TgiBody):
     repeats_prompt: ClassVar = True
 
 
-def check_stream(asked: TgiParameters) -> None:
-    """Raises InputError for settings that a stream does not support."""
-    if asked.best_of not in (None, 1):
-        raise InputError("`best_of` != 1 is not supported when streaming tokens")
-    if asked.decoder_input_details:
-        raise InputError("`decoder_input_details` == true is not supported when streaming tokens")
+def check_values(body: TgiBody, longest: int, reply: str) -> None:
+    """Raises InputError for out-of-range values, with TGI's messages and order.
 
-
-def num_answers(asked: TgiParameters) -> int:
-    """Number of answers to generate for `best_of`. Raises InputError as TGI does."""
-    count = asked.best_of or 1
-    if count > MAX_BEST_OF:
-        raise InputError(f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {count}")
-    return count
-
-
-def check_values(body: TgiBody, limits: TgiLimits) -> None:
-    """Raises InputError for out-of-range values, with TGI's messages and order."""
+    longest  most tokens of a prompt
+    reply    stream or whole: some values are of one kind alone
+    """
     asked = body.parameters
     drawn = (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
     several = (asked.best_of or 1) > 1
     sampled = asked.do_sample or any(value is not None for value in drawn)
-    longest, num_stops = limits.max_input_tokens, len(asked.stop)
-    share, above_0 = "must be > 0.0 and < 1.0", "must be strictly positive"
-    lacks = "is not supported by this server"
-    for refused, message in (
-        (several and not sampled, "you must use sampling when `best_of` is > 1"),
-        (_not_above_0(asked.temperature), f"`temperature` {above_0}"),
-        (_not_above_0(asked.repetition_penalty), f"`repetition_penalty` {above_0}"),
-        (not -2 <= asked.frequency_penalty <= 2, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
-        (_not_a_share(asked.top_p), f"`top_p` {share}"),
-        (_not_a_share(asked.typical_p), f"`typical_p` {share}"),
-        (_not_above_0(asked.top_k), f"`top_k` {above_0}"),
-        (asked.max_new_tokens == 0, f"`max_new_tokens` {above_0}"),
-        (
-            num_stops > MAX_STOP_STRINGS,
-            f"`stop` supports up to {MAX_STOP_STRINGS} stop sequences. Given: {num_stops}",
-        ),
-        (several and asked.seed is not None, "`seed` must not be set when `best_of` > 1"),
-        (
-            asked.top_n_tokens > MOST_TOP_LOGPROBS,
-            f"`top_n_tokens` must be >= 0 and <= {MOST_TOP_LOGPROBS}. Given: {asked.top_n_tokens}",
-        ),
-        (not body.inputs, "`inputs` cannot be empty"),
-        (
-            asked.truncate is not None and not 0 < asked.truncate <= longest,
-            f"`truncate` {above_0} and less than {longest}. Given: {asked.truncate}",
-        ),
-        (asked.typical_p is not None, f"`typical_p` {lacks}"),
-        (asked.watermark, f"`watermark` {lacks}"),
-        (asked.grammar is not None, "grammar is not supported"),
-        (asked.adapter_id is not None, f"`adapter_id` {lacks}, which has no adapters"),
-        (
-            asked.decoder_input_details,
-            f"`decoder_input_details` {lacks}, which has no log-probabilities of prompts",
-        ),
-    ):
-        if refused:
-            raise InputError(message)
+    named = {"stops": MAX_STOP_STRINGS, "ranked": MOST_TOP_LOGPROBS, "answers": MAX_BEST_OF}
+    named["longest"] = longest
+    values = vars(asked) | {
+        "unsampled": several and not sampled,
+        "seeded": several and asked.seed is not None,
+        "num_stops": len(asked.stop),
+        "num_characters": len(body.inputs),
+        "has_typical_p": asked.typical_p is not None,
+        "has_grammar": asked.grammar is not None,
+        "has_adapter_id": asked.adapter_id is not None,
+    }
+    for row in _RANGES:
+        value, high = values[row["value"]], named.get(row["high"], row["high"])
+        if value is None or row["of"] not in ("", reply):
+            continue
+        is_above = _IS[row["above"]](float(row["low"]), value)
+        if not (is_above and _IS[row["below"]](value, float(high))):
+            raise InputError(row["message"].format(value=value, high=high))
 
 
-def read_length(wanted: int | None, num_inputs: int, limits: TgiLimits) -> int:
+def read_length(wanted: int | None, num_inputs: int, longest: int, total: int) -> int:
     """The output limit after `num_inputs` tokens, of which `max_new_tokens` are wanted.
 
-    Raises CapacityError if they do not fit.
+    Raises CapacityError if these are more than `longest`, or all more than `total`.
     """
-    total = limits.max_total_tokens
     if wanted is None:
         wanted = max(0, total - num_inputs)
     if num_inputs + wanted > total:
@@ -155,10 +119,8 @@ def read_length(wanted: int | None, num_inputs: int, limits: TgiLimits) -> int:
             f"`inputs` tokens + `max_new_tokens` must be <= {total}. Given: {num_inputs} `inputs` "
             f"tokens and {wanted} `max_new_tokens`"
         )
-    if num_inputs > limits.max_input_tokens:
-        raise CapacityError(
-            f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {num_inputs}"
-        )
+    if num_inputs > longest:
+        raise CapacityError(f"`inputs` must have less than {longest} tokens. Given: {num_inputs}")
     return wanted
 
 
@@ -185,11 +147,3 @@ def read_sampling(
         logprobs=logprobs,
         top_logprobs=asked.top_n_tokens if logprobs else 0,
     )
-
-
-def _not_above_0(value: float | None) -> bool:
-    return value is not None and not value > 0
-
-
-def _not_a_share(value: float | None) -> bool:
-    return value is not None and not 0 < value < 1

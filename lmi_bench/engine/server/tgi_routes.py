@@ -20,16 +20,13 @@ from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt
 from lmi_bench.engine.server.codec import Codec
-from lmi_bench.engine.server.failures import FAILURES, json_response, tgi_failure
+from lmi_bench.engine.server.failures import FAILURES, failure, json_response
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
 from lmi_bench.engine.server.tgi_request import (
     MAX_BEST_OF,
     TgiBody,
     TgiCompatBody,
-    TgiLimits,
-    check_stream,
     check_values,
-    num_answers,
     read_length,
     read_sampling,
 )
@@ -78,7 +75,7 @@ class TgiStreamReply:
         return self.refusal
 
     def failure(self, exc: Exception) -> bytes:
-        _, error = tgi_failure(exc)
+        _, error = failure("tgi", exc)
         return event_of(error)
 
 
@@ -147,18 +144,8 @@ class TgiRoutes:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        config, total = state.engine.config, state.max_model_len
-        longest = config.max_input_tokens or total - 1
-        self._limits = TgiLimits(min(longest, total - 1), total)
-        self._max_concurrent_requests = config.max_concurrent_requests or _UNLIMITED
-
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/", self.health)
-        app.router.add_get("/health", self.health)
-        app.router.add_get("/info", self.info)
-        app.router.add_post("/", self.compat_generate)
-        app.router.add_post("/generate", self.generate)
-        app.router.add_post("/generate_stream", self.generate_stream)
+        longest = state.max_model_len - 1  # of a prompt, in tokens
+        self._longest = min(state.engine.config.max_input_tokens or longest, longest)
 
     async def health(self, request: web.Request) -> web.Response:
         """200 without a body while the engine works, as in vLLM too; else 503."""
@@ -167,16 +154,17 @@ class TgiRoutes:
         return json_response({"error": "unhealthy", "error_type": "healthcheck"}, status=503)
 
     async def info(self, request: web.Request) -> web.Response:
+        limit = self._state.engine.config.max_concurrent_requests
         return json_response(
             {
                 "model_id": self._state.model_name,
                 "model_sha": None,
                 "model_pipeline_tag": "text-generation",
-                "max_concurrent_requests": self._max_concurrent_requests,
+                "max_concurrent_requests": limit or _UNLIMITED,
                 "max_best_of": MAX_BEST_OF,
                 "max_stop_sequences": MAX_STOP_STRINGS,
-                "max_input_tokens": self._limits.max_input_tokens,
-                "max_total_tokens": self._limits.max_total_tokens,
+                "max_input_tokens": self._longest,
+                "max_total_tokens": self._state.max_model_len,
                 "validation_workers": 1,
                 "max_client_batch_size": 1,
                 "router": ROUTER_NAME,
@@ -201,15 +189,29 @@ class TgiRoutes:
 
     async def _whole(self, body: TgiBody, *, in_array: bool = False) -> web.Response:
         state, start_s = self._state, asyncio.get_running_loop().time()
-        count = num_answers(body.parameters)
-        prompt = await self._prompt(body, logprobs=body.parameters.details or count > 1)
+        count = body.parameters.best_of or 1
+        prompt = await self._prompt(body, "whole", logprobs=body.parameters.details or count > 1)
         queued_s = asyncio.get_running_loop().time()
         answers = await streaming.submit_choices(state, prompt, count)
         try:
             await streaming.complete_all(answers)
-            headers = _timing_headers(body, answers[0], start_s, queued_s)
+            total_s = asyncio.get_running_loop().time() - start_s
             reply = whole_reply(answers, state.codec, body)
-            headers |= state.ignored_header(body.ignored)
+            queue_s, num_tokens = answers[0].generation.queue_s or 0.0, len(answers[0].pieces)
+            inference_s = max(0.0, total_s - (queued_s - start_s) - queue_s)
+            headers = {  # in whole milliseconds except x-compute-time, which is in seconds
+                "x-compute-type": _COMPUTE_TYPE,
+                "x-compute-time": f"{total_s:.9g}",
+                "x-compute-characters": str(len(body.inputs)),
+                "x-total-time": _ms(total_s),
+                "x-validation-time": _ms(queued_s - start_s),
+                "x-queue-time": _ms(queue_s),
+                "x-inference-time": _ms(inference_s),
+                "x-time-per-token": _ms(inference_s / max(1, num_tokens)),
+                "x-prompt-tokens": str(len(prompt.token_ids)),
+                "x-generated-tokens": str(num_tokens),
+                **state.ignored_header(body.ignored),
+            }
             return json_response([reply] if in_array else reply, headers=headers)
         finally:
             streaming.end_all(state, answers)
@@ -227,8 +229,8 @@ class TgiRoutes:
         reply = TgiStreamReply(answers, self._state.codec, body)
         try:
             try:
-                check_stream(body.parameters)
-                answers.append(self._state.submit(await self._prompt(body, logprobs=True)))
+                prompt = await self._prompt(body, "stream", logprobs=True)
+                answers.append(self._state.submit(prompt))
             except FAILURES as exc:
                 reply.refusal = reply.failure(exc)
             return await streaming.send_stream(
@@ -242,35 +244,14 @@ class TgiRoutes:
         finally:
             streaming.end_all(self._state, answers)
 
-    async def _prompt(self, body: TgiBody, *, logprobs: bool) -> Prompt:
-        check_values(body, self._limits)
+    async def _prompt(self, body: TgiBody, reply: str, *, logprobs: bool) -> Prompt:
+        check_values(body, self._longest, reply)
         state, asked = self._state, body.parameters
         token_ids = await state.encode(body.inputs, asked.truncate)
-        length = read_length(asked.max_new_tokens, len(token_ids), self._limits)
+        sizes = (len(token_ids), self._longest, state.max_model_len)
+        length = read_length(asked.max_new_tokens, *sizes)
         sampling = read_sampling(asked, length, state.codec.eos_token_ids, logprobs=logprobs)
         return Prompt(token_ids, sampling, asked.stop, keep_stop_string=True)
-
-
-def _timing_headers(
-    body: TgiBody, answer: Answer, start_s: float, queued_s: float
-) -> dict[str, str]:
-    """A request's timings, in whole milliseconds except x-compute-time, which is in seconds."""
-    total_s = asyncio.get_running_loop().time() - start_s
-    queue_s = answer.generation.queue_s or 0.0
-    inference_s = max(0.0, total_s - (queued_s - start_s) - queue_s)
-    num_tokens = len(answer.pieces)
-    return {
-        "x-compute-type": _COMPUTE_TYPE,
-        "x-compute-time": f"{total_s:.9g}",
-        "x-compute-characters": str(len(body.inputs)),
-        "x-total-time": _ms(total_s),
-        "x-validation-time": _ms(queued_s - start_s),
-        "x-queue-time": _ms(queue_s),
-        "x-inference-time": _ms(inference_s),
-        "x-time-per-token": _ms(inference_s / max(1, num_tokens)),
-        "x-prompt-tokens": str(len(answer.prompt.token_ids)),
-        "x-generated-tokens": str(num_tokens),
-    }
 
 
 def _ms(seconds: float) -> str:
