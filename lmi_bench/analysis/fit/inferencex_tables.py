@@ -25,6 +25,7 @@ from dataclasses import replace
 from datetime import date
 from typing import Final
 
+from lmi_bench.analysis.model.checkpoint_dtype import dtype_of
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.setup import ACCEPTANCE, Parallelism, PrefillPool, Setup, Speculation
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
@@ -176,8 +177,7 @@ def _dtype(precision: str, device: Accelerator) -> str:
     word = precision.strip().lower()
     if word in ("fp4", "nvfp4", "mxfp4"):
         return "nvfp4" if device.vendor == "nvidia" else "mxfp4"
-    names = {"fp8": "float8", "bf16": "bfloat16", "fp16": "float16", "int4": "int4"}
-    return names.get(word, word)
+    return dtype_of("inferencex", word) or word
 
 
 def _number(row: Row, key: str) -> float | None:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from lmi_bench.analysis.fit import inferencex_tables
+from lmi_bench.analysis.model.checkpoint_dtype import dtype_of
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
@@ -40,15 +41,6 @@ _FORM_FACTOR = re.compile(r"[-_ ]*(sxm\d?|pcie|nvl|hbm\w*|nvidia|tensor core)\b"
 _MEMORY = re.compile(r"[-_ ]*(\d+) ?gi?b\b", re.IGNORECASE)
 _RATE_UNIT = re.compile(r" *(/s|req(uests?)?(/s| per second)|rps|qps)$")
 _EMPTY = ("", "-", "n/a", "na", "nan", "none", "null", "?")
-_DTYPES = (
-    (r"mxfp4", "mxfp4"),
-    (r"fp4", "nvfp4"),
-    (r"awq|gptq|int4|w4", "int4"),
-    (r"fp8|float8|e4m3", "float8"),
-    (r"int8|w8a8|smoothquant", "int8"),
-    (r"bf16|bfloat16", "bfloat16"),
-    (r"fp16|float16|half", "float16"),
-)
 _REQUIRED = ("model", "input_tokens", "output_tokens")
 
 
@@ -188,8 +180,7 @@ def _accelerator(name: str) -> Accelerator:
 def _dtype(text: str) -> str:
     """The number format that a table's word means; FP16 where it has none."""
     word = text.strip().lower()
-    known = (dtype for pattern, dtype in _DTYPES if re.search(pattern, word))
-    return next(known, word or "float16")
+    return dtype_of("table", word) or word or "float16"
 
 
 def _cell(row: Row, whole: bool) -> MeasuredLevel:
