@@ -11,7 +11,6 @@ from lmi_bench.analysis.fleet import accelerator_comparison as comparison
 from lmi_bench.analysis.fleet import autoscaling
 from lmi_bench.analysis.fleet import day as days
 from lmi_bench.analysis.fleet.money import best_commitment, cost_of_hours
-from lmi_bench.analysis.fleet.presets import Preset, presets
 from lmi_bench.analysis.fleet.start_up import DOUBT, StartUp, estimated_start_up, parse_start_up
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
@@ -75,7 +74,7 @@ def compare_accelerators(
     )
 
 
-def measured_presets(model: str | None) -> list[Preset]:
+def measured_presets(model: str | None) -> list[comparison.Preset]:
     """Measured configurations of one model, or of all; raises InputError for an unknown model."""
     cells = (*jumpstart_concurrency(), *jumpstart_extremes())
     names = sorted({cell.model for cell in cells})
@@ -86,7 +85,7 @@ def measured_presets(model: str | None) -> list[Preset]:
             raise InputError(f"model {model!r} was not measured; use one of {', '.join(names)}")
         cells = tuple(cell for cell in cells if cell.model in chosen)
     prices = {each.instance_type: each.price_usd_per_hour for each in all_instances()}
-    return list(presets(cells, prices))
+    return list(comparison.presets(cells, prices))
 
 
 @dataclass(frozen=True, slots=True)
