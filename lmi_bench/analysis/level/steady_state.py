@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from lmi_bench.analysis.model.step_time import Binding, PricedSteps
+from lmi_bench.analysis.model.speculation import PricedSteps
+from lmi_bench.analysis.model.step_time import Binding
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.engine.scheduling.step_shape import StepShape
 

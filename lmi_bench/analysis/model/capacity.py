@@ -12,9 +12,9 @@ from lmi_bench.analysis.model import memory
 from lmi_bench.analysis.model.profiles import EngineProfile, as_set
 from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
 from lmi_bench.analysis.model.setup import Parallelism, Setup
-from lmi_bench.analysis.model.speculation import SpeculativeModel
+from lmi_bench.analysis.model.speculation import PricedSteps, SpeculativeModel
 from lmi_bench.analysis.model.step_costs import compute_dtype
-from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
+from lmi_bench.analysis.model.step_time import StepTimeModel
 from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import CapacityError, InputError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,22 +53,6 @@ def counts_of(step: StepShape) -> tuple[int, int, int, int, int, int]:
     decode = step.decode_sequences, step.decode_context_tokens
     prompts = step.prefill_sequences, step.prefill_tokens
     return *decode, *prompts, step.prefill_context_pairs, step.prefill_context_tokens
-
-
-class PricedSteps(Protocol):
-    """A model of step times, for closed forms, traces and simulations."""
-
-    def step_time_s(self, shape: StepShape) -> float:
-        """Seconds of one step."""
-
-    def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
-        """Seconds of each row, repeats included, shape (rows,)."""
-
-    def pricer(self) -> Pricer:
-        """`step_time_s` as a plain function of counts."""
-
-    def explain(self, step: StepShape) -> StepParts:
-        """The step's time by part."""
 
 
 @dataclass(frozen=True, slots=True)
