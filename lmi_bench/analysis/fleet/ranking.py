@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from lmi_bench.analysis.fleet.answer import PRICE_ESTIMATED, PRICE_UNKNOWN, Candidate
 from lmi_bench.analysis.fleet.candidates import Fleet
-from lmi_bench.analysis.fleet.money import Cost
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.catalog.instances import Instance
@@ -80,26 +79,23 @@ def with_winning_prices(request: RecommendRequest, ranked: Sequence[Candidate]) 
     best = cost_of(request, ranked[0])
     if best is None or request.objective in ("latency", "throughput"):
         return list(ranked)
-    return [
-        candidate
-        if candidate.price_usd_per_hour is not None
-        else replace(candidate, cost=_with_winning_price(request, candidate, best))
-        for candidate in ranked
-    ]
+    return [_with_winning_price(request, candidate, best) for candidate in ranked]
 
 
-def _with_winning_price(request: RecommendRequest, candidate: Candidate, best: float) -> Cost:
+def _with_winning_price(request: RecommendRequest, candidate: Candidate, best: float) -> Candidate:
     """With the on-demand price of one machine at which the fleet costs as much as the best one."""
-    cost = candidate.cost
+    paid_hours = candidate.cost.paid_machine_hours_per_hour
+    if candidate.price_usd_per_hour is not None or not paid_hours:
+        return candidate
     if request.objective != "cost-per-hour":
         at_capacity = request.objective == "cost-per-1m"
         name = "capacity_tokens_per_s" if at_capacity else "throughput_tokens_per_s"
         tokens = candidate.figures[name]
         if tokens is None:
-            return cost
+            return candidate
         best = best * tokens.value * SECONDS_PER_HOUR / 1e6
-    paid_hours = cost.paid_machine_hours_per_hour
-    return replace(cost, wins_below_usd_per_machine_hour=best / paid_hours) if paid_hours else cost
+    cost = replace(candidate.cost, wins_below_usd_per_machine_hour=best / paid_hours)
+    return replace(candidate, cost=cost)
 
 
 def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Iterator[str]:
@@ -189,10 +185,8 @@ def frontier(request: RecommendRequest, candidates: Sequence[Candidate]) -> list
     return [points[point] for point in front]
 
 
-def _budgets(
-    request: RecommendRequest, candidate: Candidate
-) -> Iterator[tuple[str, float, float | None, str]]:
-    """Flag, limit, cost of the fleet and unit of each limit that is given."""
+def _by_limit(request: RecommendRequest, candidate: Candidate) -> Iterator[tuple[float, str]]:
+    """The cost as a share of each limit that is given, and why a fleet above it is out."""
     limits, fleet = request.requirements, candidate
     for flag, limit, cost, unit in (
         ("--max-usd-per-hour", limits.max_usd_per_hour, fleet.price_usd_per_hour, "an hour"),
@@ -200,18 +194,11 @@ def _budgets(
         ("--max-usd-per-1m", limits.max_usd_per_1m_output, fleet.usd_per_1m_output_tokens,
          "for 1M output"),
     ):  # fmt: skip
-        if limit is not None:
-            yield flag, limit, cost, unit
-
-
-def _over_budget(request: RecommendRequest, candidate: Candidate) -> str | None:
-    """The limit that the fleet exceeds, with both numbers; None within all limits."""
-    for flag, limit, cost, unit in _budgets(request, candidate):
-        if cost is None:
-            return f"no price is known, so {flag} {limit:g} cannot be checked"
-        if cost > limit:
-            return f"over the budget: USD {cost:,.2f} {unit}, more than {flag} {limit:g}"
-    return None
+        if limit is not None and cost is None:
+            yield math.inf, f"no price is known, so {flag} {limit:g} cannot be checked"
+        elif limit is not None and cost is not None:
+            text = f"USD {cost:,.2f} {unit}, more than {flag} {limit:g}"
+            yield cost / limit, f"over the budget: {text}"
 
 
 def split_by_budget(
@@ -220,7 +207,7 @@ def split_by_budget(
     """Candidates within the budget, and the others with their cost."""
     kept, rejected = [], []
     for each in candidates:
-        problem = _over_budget(request, each)
+        problem = next((why for share, why in _by_limit(request, each) if share > 1), None)
         if problem is None:
             kept.append(each)
         else:
@@ -230,10 +217,6 @@ def split_by_budget(
 
 def nearest_to_budget(request: RecommendRequest, candidates: Sequence[Candidate]) -> Candidate:
     """The candidate that exceeds the budget by the smallest factor, with the reason."""
-
-    def excess(candidate: Candidate) -> float:
-        costs = [(cost, limit) for _, limit, cost, _ in _budgets(request, candidate)]
-        return max((math.inf if cost is None else cost / limit for cost, limit in costs), default=0)
-
-    best = min(candidates, key=excess)
-    return replace(best, reason=f"nearest to the budget: {_over_budget(request, best)}")
+    best = min(candidates, key=lambda each: max(share for share, _ in _by_limit(request, each)))
+    problem = next(why for share, why in _by_limit(request, best) if share > 1)
+    return replace(best, reason=f"nearest to the budget: {problem}")
