@@ -1,11 +1,13 @@
 """Measured levels of runs and of other tools' files as cells, and the profile fitted to them.
 
-A level counts if all its requests are equal and were answered, and sent when they were due.
+A level counts if all its requests are equal and were answered, and sent when they were due. Levels
+of a simulated run get 80 % intervals from the profile that predicted its step times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -14,16 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmi_bench.analysis.fit.fit import Fit, fit_cells
-from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, shown_value
+from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, Uncertainty, shown_value
 from lmi_bench.analysis.level.cells import predict_cell
-from lmi_bench.analysis.model.builtin_profiles import FEW_BITS, prior_of_engine
+from lmi_bench.analysis.model.builtin_profiles import FEW_BITS, prior_of_engine, shipped_profile
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel, marks_of
 from lmi_bench.analysis.model.memory import weight_format
-from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile
-from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.catalog.instances import Instance
-from lmi_bench.core.errors import InputError
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_from_json
+from lmi_bench.analysis.model.setup import Setup, Speculation
+from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.level import GENERATOR_LIMITED, Level
 from lmi_bench.core.run_store import Run
@@ -396,3 +399,60 @@ def _lengths(cells: Sequence[MeasuredLevel]) -> tuple[tuple[int, ...], ...]:
 
 # Parameters that the notes name; the time outside the engine affects only the time to first token.
 _NAMED_IN_NOTES = frozenset(PARAMETER_NAMES) - {"request_overhead_s"}
+
+
+def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[Uncertainty | None]:
+    """The uncertainty of each level; None where it is not known, as in a measured run."""
+    unknown: list[Uncertainty | None] = [None] * len(lines)
+    setup, profile = setup_of_run(run), _profile_of(run)
+    if not run.manifest.target.is_simulated or setup is None or profile is None:
+        return unknown
+    profile = profile_for_run(profile, run)
+    workload = run.manifest.scenario.workload
+    is_drawn = not (workload.input_tokens and workload.output_tokens)
+    found = []
+    for line in lines:
+        each: Uncertainty | None = None
+        with suppress(LmiBenchError):
+            cell = replace(
+                cell_of_summary(run.path, line, setup),
+                replicas=run.manifest.target.replicas,
+                length_spread=LENGTH_SPREAD if is_drawn else 0.0,
+            )
+            each = Uncertainty.of(profile, cell, spread=is_drawn)
+        found.append(each)
+    return found
+
+
+def setup_of_run(run: Run) -> Setup | None:
+    """The model on the devices of one replica, as the manifest states it; None if it does not."""
+    facts, engine = run.manifest.target, run.manifest.scenario.engine
+    if not (facts.instance and facts.dtype and facts.tensor_parallel):
+        return None
+    try:
+        speculation = None
+        if engine.draft is not None:
+            draft = None if engine.draft == "ngram" else find_model(engine.draft)
+            stated = engine.to_json().get("draft_acceptance") or 0.0
+            speculation = Speculation(engine.draft_tokens, stated, draft)
+        return Setup(
+            find_model(run_model(run)),
+            find_instance(facts.instance),
+            facts.tensor_parallel,
+            facts.dtype,
+            kv_dtype=facts.kv_dtype,
+            speculation=speculation,
+        ).beside(facts.replicas)
+    except LmiBenchError:
+        return None
+
+
+def _profile_of(run: Run) -> EngineProfile | None:
+    """The run's profile: one that ships, or the file that the scenario names if it is the same."""
+    wanted = run.manifest.target.profile_provenance
+    found = shipped_profile(wanted or "")
+    named: Mapping[str, object] = run.manifest.scenario.engine.to_json()
+    if found is None and named.get("profile"):
+        with suppress(LmiBenchError, OSError, UnicodeDecodeError):
+            found = profile_from_json(Path(str(named["profile"])).read_text(encoding="utf-8"))
+    return found if found is not None and found.provenance == wanted else None
