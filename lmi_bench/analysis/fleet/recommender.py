@@ -26,7 +26,6 @@ from lmi_bench.analysis.fleet.candidates import (
     set_up,
     with_capacity,
 )
-from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_measurements
 from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
 from lmi_bench.analysis.fleet.money import NO_REQUIREMENTS, NO_SPARES
 from lmi_bench.analysis.fleet.operating_point import closed_ratio
@@ -107,7 +106,7 @@ def recommend(
         rejected=(*out, *too_weak),
         question=_question(request),
         warnings=tuple(_warnings(request, met, nearest)),
-        measure_next=tuple(decisive_measurements(request, layouts, chosen)),
+        measure_next=tuple(ranking.decisive_measurements(request, layouts, chosen)),
         missed=missed if nearest is not None else None,
     )
 
@@ -290,8 +289,8 @@ def best_fleets(
             machines = request.availability.machines(machines)
         if machines is None:
             rejected.append(layout.rejected(_slo_reason(request, copy)))
-        elif machines > MOST_MACHINES:
-            reason = f"{machines:,} machines needed, more than {MOST_MACHINES:,}"
+        elif machines > ranking.MOST_MACHINES:
+            reason = f"{machines:,} machines needed, more than {ranking.MOST_MACHINES:,}"
             rejected.append(layout.rejected(reason))
         else:
             fleets.append(Fleet(layout, copy, machines))
