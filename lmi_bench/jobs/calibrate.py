@@ -31,6 +31,7 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import published_table
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
@@ -282,15 +283,15 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A published table, and the engines in it that a profile describes.
+    """A published table, and the engines in it that a profile describes, with `|` between them.
 
-    ships  False: it is read from the folder LMI_BENCH_TABLES
+    ships  empty: it is read from the folder LMI_BENCH_TABLES
     """
 
     profile: str
     file: str
-    engines: tuple[str, ...]
-    ships: bool
+    engines: str
+    ships: str
 
     def path(self) -> Path | None:
         """Path of the table; None if it is not available."""
@@ -301,15 +302,7 @@ class PublishedTable:
         return path if path is not None and path.exists() else None
 
 
-_TABLES = (
-    PublishedTable("tgi-2023", "jumpstart_concurrency.csv", ("",), True),
-    PublishedTable("tgi-2023", "jumpstart_min_latency.csv", ("",), True),
-    PublishedTable("tgi-2023", "jumpstart_max_throughput.csv", ("",), True),
-    PublishedTable("vllm", "h100_vllm_closed_loop.csv", ("vllm 0.12.0", "vllm"), False),
-    PublishedTable("vllm", "h100_vllm_open_loop.csv", ("vllm",), False),
-    PublishedTable("vllm-0.12", "h100_vllm_closed_loop.csv", ("vllm 0.12.0", "vllm"), False),
-    PublishedTable("vllm-0.19", "h100_vllm_open_loop.csv", ("vllm",), False),
-)
+_TABLES = [PublishedTable(**row) for row in read_rows("judged_tables.csv", "jobs")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +403,7 @@ def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
 
 def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[validation.Accuracy]:
     profile = SHIPPED[table.profile]
-    own = [row for row in rows if row.engine in table.engines]
+    own = [row for row in rows if row.engine in table.engines.split("|")]
     found, _ = validation.validate(own, [validation.rows_of_profile(profile, own)])
     judged = [replace(row, calibrated=False) for row in found]
     for name, is_fitted in (("fitted models", True), ("other models", False)):

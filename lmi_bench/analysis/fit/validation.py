@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.json_value import JsonValue, key_of
 from lmi_bench.core.units import s_to_ms
 
+_IDENTITY = attrgetter(  # what tells measured cells apart
+    "setup.shape.name", "setup.instance.instance_type", "setup.tensor_parallel",
+    "setup.parallelism", "setup.speculation", "replicas", "prefill", "setup.dtype",
+    "input_tokens", "output_tokens", "concurrency", "rate_per_s",
+    "throughput_tokens_per_s", "tpot_mean_s", "latency_p90_s_per_token",
+)  # fmt: skip
 PriorRule = Callable[[str, Sequence[MeasuredLevel]], EngineProfile]
 _SPLIT_SHARE = 0.7  # share of the cells from which a split with a seed chooses
 _LONG_PROMPT_TOKENS = 2048
@@ -168,8 +175,8 @@ def rows_of_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> FittedR
 
 def _among(rows: Sequence[TableRow], cells: Sequence[MeasuredLevel]) -> set[int]:
     """The numbers of the rows that are among the cells."""
-    seen = {_identity(cell) for cell in cells}
-    return {row.number for row in rows if row.cell is not None and _identity(row.cell) in seen}
+    seen = {_IDENTITY(cell) for cell in cells}
+    return {row.number for row in rows if row.cell is not None and _IDENTITY(row.cell) in seen}
 
 
 def _with_measured_limits(base: EngineProfile, row: TableRow) -> TableRow:
@@ -272,26 +279,6 @@ def _can_calibrate(row: TableRow) -> bool:
         cell.throughput_tokens_per_s is not None
         or cell.tpot_mean_s is not None
         or cell.latency_p90_s_per_token is not None
-    )
-
-
-def _identity(cell: MeasuredLevel) -> tuple[Any, ...]:
-    return (
-        cell.setup.shape.name,
-        cell.setup.instance.instance_type,
-        cell.setup.tensor_parallel,
-        cell.setup.parallelism,
-        cell.setup.speculation,
-        cell.replicas,
-        cell.prefill,
-        cell.setup.dtype,
-        cell.input_tokens,
-        cell.output_tokens,
-        cell.concurrency,
-        cell.rate_per_s,
-        cell.throughput_tokens_per_s,
-        cell.tpot_mean_s,
-        cell.latency_p90_s_per_token,
     )
 
 
