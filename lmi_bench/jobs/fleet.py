@@ -193,7 +193,13 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     start_up = _start_up(settings, saved, listener)
     least = settings.least_slo_share
     day = days.plan_day(curve, start_up, capacity_per_s=capacity, least_slo_share=least)
-    committed = _commitment(settings.commit_discount, day, price)
+    discount, committed = settings.commit_discount, None
+    if discount is not None and price is not None:
+        needed = day.chosen.paid
+        count = best_commitment(needed, discount=discount)
+        step_price = price * (days.DAY_S / len(needed)) / SECONDS_PER_HOUR
+        cost = cost_of_hours(needed, step_price, discount=discount, committed=count)
+        committed = Commitment(count, cost.total_usd, cost.unused_usd)
     caveats = () if saved is None else saved.answer.caveats
     found = PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
     played = _played(settings, saved, found, recorded_s) if settings.policy else ()
@@ -299,15 +305,3 @@ def _curve(settings: DaySettings, planned_per_s: float | None) -> days.LoadCurve
     return days.shaped(
         settings.shape or "office", peak_per_s=peak, least_share=settings.least_share
     )
-
-
-def _commitment(
-    discount: float | None, day: days.DayPlan, price: float | None
-) -> Commitment | None:
-    if discount is None or price is None:
-        return None
-    needed = day.chosen.paid
-    machines = best_commitment(needed, discount=discount)
-    step_price = price * (days.DAY_S / len(needed)) / SECONDS_PER_HOUR
-    cost = cost_of_hours(needed, step_price, discount=discount, committed=machines)
-    return Commitment(machines, cost.total_usd, cost.unused_usd)

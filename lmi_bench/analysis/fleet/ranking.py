@@ -13,7 +13,6 @@ from lmi_bench.analysis.fleet.answer import PRICE_ESTIMATED, PRICE_UNKNOWN, Cand
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, Planned
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import EngineKey, Layout, Rejection
-from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.units import SECONDS_PER_HOUR
 
 _EQUAL = 1.03  # ratio of latencies: measured ones repeat no closer
@@ -111,7 +110,10 @@ def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Ite
     best, machines = ranked[0], {each.instance_type: each for each in request.considered}
     if best.price_range_usd_per_hour is not None:
         yield f"{PRICE_ESTIMATED} {best.cost.price_component}, to be checked before buying"
-    rates = {name: _bandwidth(each) for name, each in machines.items()}
+    rates = {
+        name: each.num_accelerators * (each.accelerator.bandwidth_bytes_per_s or 0.0)
+        for name, each in machines.items()
+    }
     least = min(
         (
             each.price_usd_per_hour / rates[name]
@@ -127,10 +129,6 @@ def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Ite
             wins[each.instance] = max(price, wins.get(each.instance, 0.0))
     for name, price in wins.items():
         yield f"{PRICE_UNKNOWN} {name}: below USD {price:,.2f} an hour it would be the cheapest"
-
-
-def _bandwidth(machine: Instance) -> float:
-    return machine.num_accelerators * (machine.accelerator.bandwidth_bytes_per_s or 0.0)
 
 
 def _too_close(best: Candidate, second: Candidate) -> bool:
@@ -254,8 +252,12 @@ def decisive_measurements(
     for _, each in cheaper:  # one copy decides for every machine with the same engine
         by_engine.setdefault(each.layout.engine_key, each)
     measurements = list(by_engine.values())
-    if best is not None:
-        measurements += _confirming(request, best)
+    if best is not None:  # its own load, unless it was measured
+        serving = request.availability.surviving(best.machines)
+        rate = request.rate_per_s / (serving * best.layout.copies)
+        if rate > best.copy.kept_per_s * (1 + 1e-9):
+            chance = best.copy.belief(keeps_slos=True).chance(rate)
+            measurements.append(Measurement(best.layout, rate, serving, chance, 0.0))
     return measurements
 
 
@@ -310,14 +312,3 @@ def _undecided(
         if verdict in ("near", "open") and serves and saving is not None:
             saved, worth = saving
             yield _DECIDES_LATER * worth, Measurement(layout, rate, machines, _DECIDES_LATER, saved)
-
-
-def _confirming(request: RecommendRequest, fleet: Fleet) -> Iterator[Measurement]:
-    """The recommended fleet's own load, unless it was measured."""
-    assert request.rate_per_s is not None
-    layout, copy, machines = fleet
-    serving = request.availability.surviving(machines)
-    rate = request.rate_per_s / (serving * layout.copies)
-    if rate > copy.kept_per_s * (1 + 1e-9):
-        chance = copy.belief(keeps_slos=True).chance(rate)
-        yield Measurement(layout, rate, serving, chance, 0.0)

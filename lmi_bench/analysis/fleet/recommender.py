@@ -137,7 +137,9 @@ def _ranked(
     for index, fleet in enumerate(fleets):
         tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
         candidates.append(build(fleet, index < most))
-    rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
+    for each in (each for each in candidates if not each.meets_slos):
+        broken = _predicted(outlook for outlook in each.slos if outlook.confidence == "missed")
+        rejected.append(each.rejected(broken or "the SLO cannot be foreseen at the planned rate"))
     in_time = [candidate for candidate in candidates if candidate.meets_slos]
     met, too_dear = ranking.split_by_budget(request, in_time)
     return fleets, ranking.ranked(request, met), in_time, [*rejected, *too_dear]
@@ -309,11 +311,6 @@ def _slo_reason(request: RecommendRequest, copy: CopyCapacity) -> str:
                 f"({steady.limiting_part(1.0)} binds)"
             )
     return f"no load keeps {', '.join(str(slo) for slo in request.slos)} as simulated"
-
-
-def _missed(candidate: Candidate) -> Rejection:
-    broken = _predicted(outlook for outlook in candidate.slos if outlook.confidence == "missed")
-    return candidate.rejected(broken or "the SLO cannot be foreseen at the planned rate")
 
 
 def _predicted(outlooks: Iterable[SloOutlook]) -> str:
