@@ -81,7 +81,13 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
     """Fit a profile. Raises InputError for a source that cannot be used."""
     given = None if settings.profile is None else find_profile(settings.profile)
     if not settings.sources:
-        return _plan_first(settings, given or GRAPH_GPU_PRIOR)
+        assert settings.model is not None  # the first levels to measure of it are chosen
+        assert settings.instance is not None
+        prior, degree = given or GRAPH_GPU_PRIOR, settings.tensor_parallel or 1
+        setup = planned_setup(settings.model, settings.instance, degree, settings.dtype)
+        plain = MeasuredLevel(setup, _FIRST_TOKENS, _FIRST_TOKENS, Load(1), num_requests=1)
+        fit = prior_fit(prior, [plain])
+        return Calibration(fit, prior, False, _next(fit, settings.next_levels, [plain]))
     # a profile that was fitted here states shares of this machine's measured figures
     machine = None if given is None else given.machine
     cells: list[MeasuredLevel] = []
@@ -119,17 +125,6 @@ def calibration_of(
     )
     profile = replace(profile, machine=machine)
     return Calibration(fit, profile, True, _next(fit, settings.next_levels, fit.cells))
-
-
-def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration:
-    """Choose the first levels to measure of a model on a machine without any measurement."""
-    assert settings.model is not None
-    assert settings.instance is not None
-    degree = settings.tensor_parallel or 1
-    setup = planned_setup(settings.model, settings.instance, degree, settings.dtype)
-    plain = MeasuredLevel(setup, _FIRST_TOKENS, _FIRST_TOKENS, Load(1), num_requests=1)
-    fit = prior_fit(base, [plain])
-    return Calibration(fit, base, False, _next(fit, settings.next_levels, [plain]))
 
 
 def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel]:

@@ -404,8 +404,15 @@ _NAMED_IN_NOTES = frozenset(PARAMETER_NAMES) - {"request_overhead_s"}
 def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[Uncertainty | None]:
     """The uncertainty of each level; None where it is not known, as in a measured run."""
     unknown: list[Uncertainty | None] = [None] * len(lines)
-    setup, profile = setup_of_run(run), _profile_of(run)
-    if not run.manifest.target.is_simulated or setup is None or profile is None:
+    wanted = run.manifest.target.profile_provenance
+    setup, profile = setup_of_run(run), shipped_profile(wanted or "")
+    named: Mapping[str, object] = run.manifest.scenario.engine.to_json()
+    if profile is None and named.get("profile"):  # the file that the scenario names
+        with suppress(LmiBenchError, OSError, UnicodeDecodeError):
+            profile = profile_from_json(Path(str(named["profile"])).read_text(encoding="utf-8"))
+    if profile is None or profile.provenance != wanted:
+        return unknown
+    if not run.manifest.target.is_simulated or setup is None:
         return unknown
     profile = profile_for_run(profile, run)
     workload = run.manifest.scenario.workload
@@ -445,14 +452,3 @@ def setup_of_run(run: Run) -> Setup | None:
         ).beside(facts.replicas)
     except LmiBenchError:
         return None
-
-
-def _profile_of(run: Run) -> EngineProfile | None:
-    """The run's profile: one that ships, or the file that the scenario names if it is the same."""
-    wanted = run.manifest.target.profile_provenance
-    found = shipped_profile(wanted or "")
-    named: Mapping[str, object] = run.manifest.scenario.engine.to_json()
-    if found is None and named.get("profile"):
-        with suppress(LmiBenchError, OSError, UnicodeDecodeError):
-            found = profile_from_json(Path(str(named["profile"])).read_text(encoding="utf-8"))
-    return found if found is not None and found.provenance == wanted else None

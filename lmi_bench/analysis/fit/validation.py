@@ -298,14 +298,10 @@ def judge(fit: Fit, row: TableRow, calibrated: bool = False) -> Judged:
     figures: dict[str, Estimate | None] = {FIGURES[0]: found[metrics[0]]}
     for key, metric in zip(FIGURES[1:], metrics[1:], strict=True):
         cut_s = cell.latency_rounded_down_s if key == "latency_ms_per_token" else 0.0
-        figures[key] = _as_published(found[metric], cut_s)
+        ends_ms = (s_to_ms(getattr(found[metric], name)) for name in ("value", "low", "high"))
+        # less half the unit to which the table rounds down
+        figures[key] = Estimate(*(max(end - s_to_ms(cut_s) / 2, end / 2) for end in ends_ms))
     return Judged(row, calibrated, regime, figures, unseen)
-
-
-def _as_published(figure: Estimate, cut_s: float) -> Estimate:
-    """The figure in milliseconds, less half the unit to which the table rounds down."""
-    values_ms = [s_to_ms(value) for value in (figure.value, figure.low, figure.high)]
-    return Estimate(*(max(value_ms - s_to_ms(cut_s) / 2, value_ms / 2) for value_ms in values_ms))
 
 
 @dataclass(frozen=True, slots=True)

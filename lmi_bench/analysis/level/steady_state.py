@@ -129,11 +129,9 @@ class SteadyState:
 
     def _whole_step_s(self, batch: int) -> float:
         """Seconds of a whole batch's decode step, cached."""
-        known = self._decode_s.get(batch)
-        if known is None:
-            known = self.model.step_time_s(self.decode_shape(batch))
-            self._decode_s[batch] = known
-        return known
+        if batch not in self._decode_s:
+            self._decode_s[batch] = self.model.step_time_s(self.decode_shape(batch))
+        return self._decode_s[batch]
 
     def cycle_s(self, batch: float) -> float:
         """Seconds from a sequence's start to its end among `batch` running ones."""

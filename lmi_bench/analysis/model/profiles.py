@@ -397,11 +397,16 @@ def as_set(
     if not rule:
         return profile
     if rule in (V1, SGLANG):
-        tokens, batch = _by_memory(rule, device)
+        tokens, batch = _V1_SMALL
+        if rule == SGLANG:
+            fitting = (most for below, most in _SGLANG_TOKENS if device.memory_bytes < below)
+            tokens, batch = next(fitting, _V1_LARGE[0]), profile.max_batch_size
+        elif device.memory_bytes >= _LARGE_BYTES and not device.name.startswith("A100"):
+            tokens, batch = _V1_LARGE
         return replace(
             profile,
             max_prefill_tokens=min(tokens, profile.max_prefill_tokens),
-            max_batch_size=min(batch or profile.max_batch_size, profile.max_batch_size),
+            max_batch_size=min(batch, profile.max_batch_size),
             defaults="",
         )
     context = int(min(cache_tokens, shape.max_positions))
@@ -410,15 +415,6 @@ def as_set(
         return replace(profile, chunked_prefill=True, max_prefill_tokens=chunk, defaults="")
     whole = max(_LEAST_STEP_TOKENS, context)
     return replace(profile, chunked_prefill=False, max_prefill_tokens=whole, defaults="")
-
-
-def _by_memory(rule: str, device: Accelerator) -> tuple[int, int]:
-    """Tokens of a step, and limit on sequences (0: none)."""
-    if rule == V1:
-        large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith("A100")
-        return _V1_LARGE if large else _V1_SMALL
-    fitting = (tokens for below, tokens in _SGLANG_TOKENS if device.memory_bytes < below)
-    return next(fitting, _V1_LARGE[0]), 0
 
 
 _PER_LAYER: Final = ("gap_per_layer_s", "host_per_layer_s")
@@ -432,7 +428,9 @@ def carried(profile: EngineProfile, setups: Iterable[Setup]) -> EngineProfile:
     added: dict[str, float] = {}
     for setup in setups:
         device, link = setup.instance.accelerator, setup.instance.link
-        if _other_generation(profile, device) or _first_mixture(profile, setup):
+        known = generations(profile)  # none: it was not fitted
+        is_new = bool(known) and generation(device) not in known
+        if is_new or _first_mixture(profile, setup):
             added |= dict.fromkeys(_PER_LAYER, _OTHER_KERNELS)
         if setup.tensor_parallel > 1 and link.kind == "pcie" and link.is_shared is None:
             # a shared bridge carries tp times the bytes: half of that factor either way
@@ -446,12 +444,6 @@ def carried(profile: EngineProfile, setups: Iterable[Setup]) -> EngineProfile:
         if profile.log_sd.get(name)
     }
     return replace(profile, log_sd={**profile.log_sd, **wider})
-
-
-def _other_generation(profile: EngineProfile, device: Accelerator) -> bool:
-    """Whether the profile was fitted, but to no device of this generation."""
-    known = generations(profile)
-    return bool(known) and generation(device) not in known
 
 
 def generations(profile: EngineProfile) -> frozenset[tuple[str, int, bool]]:
