@@ -186,10 +186,19 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
         raise InputError("plan-day needs REC.json or --capacity, req/s of one machine above 0")
     if settings.commit_discount is not None and price is None:
         raise InputError("--commit-discount needs a machine's price: add --machine-price-per-hour")
-    recorded_s = None if settings.trace is None else _recorded_day_s(settings)
-    curve = (
-        _curve(settings, planned_per_s) if recorded_s is None else autoscaling.binned(recorded_s)
-    )
+    recorded_s: NDArray[np.float64] | None = None
+    if settings.trace is None:
+        curve = _curve(settings, planned_per_s)
+    else:  # repeated over the day, at `--peak` as the highest rate of five minutes
+        trace = read_trace(settings.trace)
+        times_s = np.array([each.at_s for each in trace.requests])
+        if settings.peak is not None:
+            times_s *= autoscaling.binned(times_s).peak_per_s / settings.peak
+        length_s = float(times_s[-1]) + 1 / trace.rate_per_s
+        repeats = max(1, int(days.DAY_S // length_s))
+        whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
+        recorded_s = np.asarray(whole[whole < days.DAY_S])
+        curve = autoscaling.binned(recorded_s)
     start_up = _start_up(settings, saved, listener)
     least = settings.least_slo_share
     day = days.plan_day(curve, start_up, capacity_per_s=capacity, least_slo_share=least)
@@ -204,19 +213,6 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     found = PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
     played = _played(settings, saved, found, recorded_s) if settings.policy else ()
     return replace(found, policies=tuple(played))
-
-
-def _recorded_day_s(settings: DaySettings) -> NDArray[np.float64]:
-    """Times of a trace, repeated over the day, at `--peak` as the highest rate of five minutes."""
-    assert settings.trace is not None
-    trace = read_trace(settings.trace)
-    times_s = np.array([each.at_s for each in trace.requests])
-    if settings.peak is not None:
-        times_s *= autoscaling.binned(times_s).peak_per_s / settings.peak
-    length_s = float(times_s[-1]) + 1 / trace.rate_per_s
-    repeats = max(1, int(days.DAY_S // length_s))
-    whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
-    return np.asarray(whole[whole < days.DAY_S])
 
 
 def _played(

@@ -23,7 +23,7 @@ from lmi_bench.analysis.model.checkpoint_dtype import dtype_of
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
-from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
+from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.load import Load
@@ -151,16 +151,6 @@ def _load(row: Row) -> Load:
     return Load(rate_per_s=rate)
 
 
-def _instance(row: Row, tensor_parallel: int) -> Instance:
-    """The machine that the line names, or one built from the accelerators that it names."""
-    name = (row.get("instance") or "").strip()
-    if name:
-        return find_instance(name)
-    accelerator = _accelerator((row.get("accelerator") or "").strip())
-    count = max(tensor_parallel, round(_number(row, "n_accelerators") or 0))  # 0: not known
-    return bare_machine(accelerator, count)
-
-
 def _accelerator(name: str) -> Accelerator:
     """The accelerator of a name with additions: `H200-SXM`, `NVIDIA A100 40GB`.
 
@@ -188,7 +178,13 @@ def _cell(row: Row, whole: bool) -> MeasuredLevel:
     load = _load(row)
     output_tokens = _count(row, "output_tokens")
     throughput = _number(row, "throughput_tokens_per_s")
-    by_engine = not (row.get("instance") or "").strip()
+    shape, machine = find_model(row["model"]), (row.get("instance") or "").strip()
+    by_engine = not machine
+    if machine:
+        instance = find_instance(machine)
+    else:  # one built from the accelerators that the line names; n_accelerators 0: not known
+        count = max(degree, round(_number(row, "n_accelerators") or 0))
+        instance = bare_machine(_accelerator((row.get("accelerator") or "").strip()), count)
     per_user = _REQUESTS_PER_USER_ENGINE if by_engine else _REQUESTS_PER_USER_ENDPOINT
     by_latency = (row.get("throughput_is") or "").startswith("derived")
     requests = _OPEN_LOOP_REQUESTS
@@ -199,8 +195,8 @@ def _cell(row: Row, whole: bool) -> MeasuredLevel:
             by_latency = abs(in_flight / load.concurrency - 1) < 0.01
     return MeasuredLevel(
         Setup(
-            find_model(row["model"]),
-            _instance(row, degree),
+            shape,
+            instance,
             degree,
             _dtype(row.get("dtype") or ""),
             kv_dtype=_dtype(row["kv_dtype"]) if row.get("kv_dtype") else None,

@@ -257,20 +257,6 @@ def _attention(
     return seconds
 
 
-def _step_seconds(costs: StepCosts) -> Counted[float]:
-    """The sum for one step, with the costs for its number of rows."""
-    few = step_sum(costs, _larger)
-    if costs.many is None:
-        return few
-    many, from_rows = step_sum(costs.many, _larger), costs.many_rows
-
-    def seconds(*counts: float) -> Seconds[float]:
-        tokens, drafted = counts[3], counts[6]
-        return (many if drafted + tokens >= from_rows else few)(*counts)
-
-    return seconds
-
-
 class StepTimeModel:
     """Predicts steps of one model copy, without speculation; a StepTime.
 
@@ -282,7 +268,17 @@ class StepTimeModel:
 
     @cached_property
     def _seconds(self) -> Counted[float]:
-        return _step_seconds(self._costs)
+        """The sum for one step, with the costs for its number of rows."""
+        few, from_rows = step_sum(self._costs, _larger), self._costs.many_rows
+        if self._costs.many is None:
+            return few
+        many = step_sum(self._costs.many, _larger)
+
+        def seconds(*counts: float) -> Seconds[float]:
+            tokens, drafted = counts[3], counts[6]
+            return (many if drafted + tokens >= from_rows else few)(*counts)
+
+        return seconds
 
     @cached_property
     def _price(self) -> Pricer:
