@@ -100,7 +100,18 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
         elif source.suffix.lower() in (".json", ".jsonl"):
             more, base = _of_summary(settings, source), base or GRAPH_GPU_PRIOR
         else:
-            more, base = _of_table(source)
+            rows = [row for row in read_table(source) if row.cell is not None]
+            engines = sorted({row.engine for row in rows})
+            if len(engines) > 1:
+                raise InputError(
+                    f"{source} has {len(engines)} engines ({', '.join(engines)}) but a profile "
+                    "describes one: keep the lines of one engine"
+                )
+            more = [row.cell for row in rows if row.cell is not None and row.fits]
+            if not more:
+                why = ", all have fit = no" if rows else ""
+                raise InputError(f"{source}: no line can be used{why}")
+            base = from_run.prior_for(engines[0], more)
         cells += more
     base = given or base or EAGER_GPU_PRIOR
     # sweeps state their lengths; tables and summaries of other tools do not
@@ -141,20 +152,6 @@ def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel
         raise InputError(f"{source} does not state the {missing.removeprefix('--')}: add {missing}")
     setup = planned_setup(model, settings.instance, settings.tensor_parallel or 1, settings.dtype)
     return [from_run.cell_of_summary(source, each.level, setup) for each in found.levels]
-
-
-def _of_table(source: Path) -> tuple[list[MeasuredLevel], EngineProfile]:
-    rows = [row for row in read_table(source) if row.cell is not None]
-    engines = sorted({row.engine for row in rows})
-    if len(engines) > 1:
-        raise InputError(
-            f"{source} has {len(engines)} engines ({', '.join(engines)}) but a profile describes "
-            "one: keep the lines of one engine"
-        )
-    cells = [row.cell for row in rows if row.cell is not None and row.fits]
-    if not cells:
-        raise InputError(f"{source}: no line can be used" + (", all have fit = no" if rows else ""))
-    return cells, from_run.prior_for(engines[0], cells)
 
 
 def _next(

@@ -146,13 +146,17 @@ def cells_from_run(
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
+        most = None
+        if (limits := facts.scheduler) is not None:  # on running sequences
+            held = limits.num_blocks * limits.block_size // (input_tokens + output_tokens)
+            most = max(1, min(held, limits.max_rolling_batch_size))
         cell = _cell(setup, line, input_tokens, answered_tokens)
         cells.append(
             replace(
                 cell,
                 arrivals_s=tuple(each.due_s for each in records) if line.load.is_open else (),
                 latency_mean_s_per_token=_mean_s(line, "latency_per_token"),
-                max_sequences=_max_sequences(run, input_tokens + output_tokens),
+                max_sequences=most,
                 ttft_mean_s=None if _only_ttft_unsure(line) else cell.ttft_mean_s,
             )
         )
@@ -190,15 +194,6 @@ def _cell(setup: Setup, line: Level, input_tokens: int, output_tokens: int) -> M
 def _mean_s(line: Level, metric: str) -> float | None:
     mean_ms = line.of(metric).mean
     return None if not mean_ms else ms_to_s(mean_ms)
-
-
-def _max_sequences(run: Run, total_tokens: int) -> int | None:
-    """Limit of the run's scheduler on running sequences, if the manifest states it."""
-    scheduler = run.manifest.target.scheduler
-    if scheduler is None:
-        return None
-    held = scheduler.num_blocks * scheduler.block_size // total_tokens
-    return max(1, min(held, scheduler.max_rolling_batch_size))
 
 
 def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:

@@ -194,7 +194,11 @@ def screen(
         if key not in copies:
             (device, link, degree, setting), host_copies = key
             if (device, setting) not in fits:
-                fits[device, setting] = _fit(request, layout, plan)
+                profile, own = request.profile, layout.setting
+                if own != AS_STATED:
+                    shape = plan.workload.shape
+                    profile = own.profile(as_set(profile, shape, layout.instance.accelerator))
+                fits[device, setting] = fit_of_profile(profile, [set_up(layout, plan.workload)])
             fit = fits[device, setting]
             same_steps = (device, link, degree, setting.of_a_step, host_copies)
             if same_steps not in factors:
@@ -240,15 +244,6 @@ def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, V
     """The measured rates of such a copy, each with its verdict."""
     mine = [load for load in request.measured if load.copy_key == layout.copy_key]
     return tuple((load.rate_per_s, load.verdict(request.slos)) for load in pooled(mine))
-
-
-def _fit(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Fit:
-    """The profile under the layout's setting, with its errors."""
-    profile, setting = request.profile, layout.setting
-    if setting != AS_STATED:
-        shape, device = plan.workload.shape, layout.instance.accelerator
-        profile = setting.profile(as_set(profile, shape, device))
-    return fit_of_profile(profile, [set_up(layout, plan.workload)])
 
 
 def best_copies(
