@@ -318,7 +318,15 @@ class ShippedErrors:
 
 def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validation:
     """Judge the levels. Raises InputError for a file or a limit that cannot be used."""
-    limits = _limits(settings.slo)
+    limits = [] if settings.slo else [("ttft_ms", _TTFT_LIMIT_MS), ("tpot_ms", _TPOT_LIMIT_MS)]
+    for text in settings.slo:
+        slo = parse_slo(_WITHOUT_STATISTIC.sub(r"\1_mean<=", text.strip()))
+        key = _KEYS.get(slo.metric)
+        if key is None or (slo.statistic != "mean" and slo.metric in ("ttft", "tpot")):
+            raise InputError(
+                f"--slo {text}: tables state means, so use ttft, tpot or latency_per_token"
+            )
+        limits.append((key, slo.limit_ms))
     profile = None if settings.profile is None else find_profile(settings.profile)
     rows = _rows(settings, profile, listener)
     if profile is None:
@@ -333,7 +341,7 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
     else:
         judged, problems = validation.validate(rows, [validation.rows_of_profile(profile, rows)])
         engines = sorted({row.engine for row in rows})
-        warnings = [text for text in map(profile.warning_for_engine, engines) if text]
+        warnings = [each for each in map(profile.warning_for_engine, engines) if each]
         warnings += problems
     under = [entry for limit in limits for entry in validation.loads_under(judged, *limit)]
     if not settings.slo:  # closed loops have no limit unless one is stated
@@ -376,21 +384,6 @@ def _rows(
         cells += levels_of_run(load_run(folder), stated, profile.machine).cells
     listener.note(f"{plural(len(cells), 'level')} of {plural(len(folders), 'sweep')}")
     return [TableRow(number, "", cell) for number, cell in enumerate(cells)]
-
-
-def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
-    if not slos:
-        return [("ttft_ms", _TTFT_LIMIT_MS), ("tpot_ms", _TPOT_LIMIT_MS)]
-    limits = []
-    for text in slos:
-        slo = parse_slo(_WITHOUT_STATISTIC.sub(r"\1_mean<=", text.strip()))
-        key = _KEYS.get(slo.metric)
-        if key is None or (slo.statistic != "mean" and slo.metric in ("ttft", "tpot")):
-            raise InputError(
-                f"--slo {text}: tables state means, so use ttft, tpot or latency_per_token"
-            )
-        limits.append((key, slo.limit_ms))
-    return limits
 
 
 def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[validation.Accuracy]:
