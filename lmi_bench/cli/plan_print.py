@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.fit.discrepancy import observations_of
-from lmi_bench.analysis.fit.forecast import CAUSES, Forecast, SimulatedForecast
+from lmi_bench.analysis.fit.forecast import CAUSES, Forecast
 from lmi_bench.analysis.fit.measured_tables import TableRow
 from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
 from lmi_bench.analysis.fit.validation import LoadUnderSlo, accuracies
@@ -60,8 +60,7 @@ def print_prediction(prediction: Prediction) -> None:
             "a step"
         )
     say(prediction.profile.provenance)
-    rows = [_prediction_row(_load(each.cell), each) for each in prediction.forecasts]
-    rows += [_prediction_row(each.load_name, each) for each in prediction.simulated]
+    rows = [_prediction_row(each) for each in (*prediction.forecasts, *prediction.simulated)]
     give_way = ("TPOT ms", "TTFT p90 ms", "capacity tok/s", "binds", "ms/token")
     print_table("Predictions with 80 % intervals", rows, left=("binds",), give_way=give_way)
     say(*dict.fromkeys(_explanations(prediction)))
@@ -70,7 +69,7 @@ def print_prediction(prediction: Prediction) -> None:
 
 def _explanations(prediction: Prediction) -> Iterator[str]:
     for each in prediction.forecasts:
-        yield f"{each.regime}: {CAUSES[each.regime]}"
+        yield f"{each.regime}: {CAUSES[each.regime or '']}"
     for one in prediction.simulated:
         if one.errors:
             yield f"{one.errors} of {one.requests} requests at load {one.load_name} do not fit"
@@ -84,13 +83,14 @@ def _explanations(prediction: Prediction) -> Iterator[str]:
             yield f"no latency where {reason}"
 
 
-def _prediction_row(load: str, each: Forecast | SimulatedForecast) -> dict[str, Any]:
-    row = {"load": load} | {title: _interval(each.figures[key]) for title, key in _COLUMNS.items()}
-    if isinstance(each, SimulatedForecast):
+def _prediction_row(each: Forecast) -> dict[str, Any]:
+    row = {title: _interval(each.figures[key]) for title, key in _COLUMNS.items()}
+    row = {"load": each.load_name} | row
+    if each.regime is None:
         absent = "withheld" if each.uncertainty.withheld else "too few requests"
         row["TTFT p90 ms"] = _interval(each.figures["ttft_p90_ms"], absent=absent)
     row["capacity tok/s"] = _interval(each.uncertainty.capacity_tokens_per_s)
-    return row | ({"binds": each.regime} if isinstance(each, Forecast) else {})
+    return row | ({} if each.regime is None else {"binds": each.regime})
 
 
 def _interval(figure: Estimate | None, *, absent: str = "withheld") -> str:

@@ -31,6 +31,7 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import published_table
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
@@ -80,7 +81,13 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
     """Fit a profile. Raises InputError for a source that cannot be used."""
     given = None if settings.profile is None else find_profile(settings.profile)
     if not settings.sources:
-        return _plan_first(settings, given or GRAPH_GPU_PRIOR)
+        assert settings.model is not None  # the first levels to measure of it are chosen
+        assert settings.instance is not None
+        prior, degree = given or GRAPH_GPU_PRIOR, settings.tensor_parallel or 1
+        setup = planned_setup(settings.model, settings.instance, degree, settings.dtype)
+        plain = MeasuredLevel(setup, _FIRST_TOKENS, _FIRST_TOKENS, Load(1), num_requests=1)
+        fit = prior_fit(prior, [plain])
+        return Calibration(fit, prior, False, _next(fit, settings.next_levels, [plain]))
     # a profile that was fitted here states shares of this machine's measured figures
     machine = None if given is None else given.machine
     cells: list[MeasuredLevel] = []
@@ -93,7 +100,18 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
         elif source.suffix.lower() in (".json", ".jsonl"):
             more, base = _of_summary(settings, source), base or GRAPH_GPU_PRIOR
         else:
-            more, base = _of_table(source)
+            rows = [row for row in read_table(source) if row.cell is not None]
+            engines = sorted({row.engine for row in rows})
+            if len(engines) > 1:
+                raise InputError(
+                    f"{source} has {len(engines)} engines ({', '.join(engines)}) but a profile "
+                    "describes one: keep the lines of one engine"
+                )
+            more = [row.cell for row in rows if row.cell is not None and row.fits]
+            if not more:
+                why = ", all have fit = no" if rows else ""
+                raise InputError(f"{source}: no line can be used{why}")
+            base = from_run.prior_for(engines[0], more)
         cells += more
     base = given or base or EAGER_GPU_PRIOR
     # sweeps state their lengths; tables and summaries of other tools do not
@@ -120,17 +138,6 @@ def calibration_of(
     return Calibration(fit, profile, True, _next(fit, settings.next_levels, fit.cells))
 
 
-def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration:
-    """Choose the first levels to measure of a model on a machine without any measurement."""
-    assert settings.model is not None
-    assert settings.instance is not None
-    degree = settings.tensor_parallel or 1
-    setup = planned_setup(settings.model, settings.instance, degree, settings.dtype)
-    plain = MeasuredLevel(setup, _FIRST_TOKENS, _FIRST_TOKENS, Load(1), num_requests=1)
-    fit = prior_fit(base, [plain])
-    return Calibration(fit, base, False, _next(fit, settings.next_levels, [plain]))
-
-
 def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel]:
     try:
         found = read_results(source)
@@ -145,20 +152,6 @@ def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel
         raise InputError(f"{source} does not state the {missing.removeprefix('--')}: add {missing}")
     setup = planned_setup(model, settings.instance, settings.tensor_parallel or 1, settings.dtype)
     return [from_run.cell_of_summary(source, each.level, setup) for each in found.levels]
-
-
-def _of_table(source: Path) -> tuple[list[MeasuredLevel], EngineProfile]:
-    rows = [row for row in read_table(source) if row.cell is not None]
-    engines = sorted({row.engine for row in rows})
-    if len(engines) > 1:
-        raise InputError(
-            f"{source} has {len(engines)} engines ({', '.join(engines)}) but a profile describes "
-            "one: keep the lines of one engine"
-        )
-    cells = [row.cell for row in rows if row.cell is not None and row.fits]
-    if not cells:
-        raise InputError(f"{source}: no line can be used" + (", all have fit = no" if rows else ""))
-    return cells, from_run.prior_for(engines[0], cells)
 
 
 def _next(
@@ -282,15 +275,15 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A published table, and the engines in it that a profile describes.
+    """A published table, and the engines in it that a profile describes, with `|` between them.
 
-    ships  False: it is read from the folder LMI_BENCH_TABLES
+    ships  empty: it is read from the folder LMI_BENCH_TABLES
     """
 
     profile: str
     file: str
-    engines: tuple[str, ...]
-    ships: bool
+    engines: str
+    ships: str
 
     def path(self) -> Path | None:
         """Path of the table; None if it is not available."""
@@ -301,15 +294,7 @@ class PublishedTable:
         return path if path is not None and path.exists() else None
 
 
-_TABLES = (
-    PublishedTable("tgi-2023", "jumpstart_concurrency.csv", ("",), True),
-    PublishedTable("tgi-2023", "jumpstart_min_latency.csv", ("",), True),
-    PublishedTable("tgi-2023", "jumpstart_max_throughput.csv", ("",), True),
-    PublishedTable("vllm", "h100_vllm_closed_loop.csv", ("vllm 0.12.0", "vllm"), False),
-    PublishedTable("vllm", "h100_vllm_open_loop.csv", ("vllm",), False),
-    PublishedTable("vllm-0.12", "h100_vllm_closed_loop.csv", ("vllm 0.12.0", "vllm"), False),
-    PublishedTable("vllm-0.19", "h100_vllm_open_loop.csv", ("vllm",), False),
-)
+_TABLES = [PublishedTable(**row) for row in read_rows("judged_tables.csv", "jobs")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +318,15 @@ class ShippedErrors:
 
 def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validation:
     """Judge the levels. Raises InputError for a file or a limit that cannot be used."""
-    limits = _limits(settings.slo)
+    limits = [] if settings.slo else [("ttft_ms", _TTFT_LIMIT_MS), ("tpot_ms", _TPOT_LIMIT_MS)]
+    for text in settings.slo:
+        slo = parse_slo(_WITHOUT_STATISTIC.sub(r"\1_mean<=", text.strip()))
+        key = _KEYS.get(slo.metric)
+        if key is None or (slo.statistic != "mean" and slo.metric in ("ttft", "tpot")):
+            raise InputError(
+                f"--slo {text}: tables state means, so use ttft, tpot or latency_per_token"
+            )
+        limits.append((key, slo.limit_ms))
     profile = None if settings.profile is None else find_profile(settings.profile)
     rows = _rows(settings, profile, listener)
     if profile is None:
@@ -348,7 +341,7 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
     else:
         judged, problems = validation.validate(rows, [validation.rows_of_profile(profile, rows)])
         engines = sorted({row.engine for row in rows})
-        warnings = [text for text in map(profile.warning_for_engine, engines) if text]
+        warnings = [each for each in map(profile.warning_for_engine, engines) if each]
         warnings += problems
     under = [entry for limit in limits for entry in validation.loads_under(judged, *limit)]
     if not settings.slo:  # closed loops have no limit unless one is stated
@@ -393,24 +386,9 @@ def _rows(
     return [TableRow(number, "", cell) for number, cell in enumerate(cells)]
 
 
-def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
-    if not slos:
-        return [("ttft_ms", _TTFT_LIMIT_MS), ("tpot_ms", _TPOT_LIMIT_MS)]
-    limits = []
-    for text in slos:
-        slo = parse_slo(_WITHOUT_STATISTIC.sub(r"\1_mean<=", text.strip()))
-        key = _KEYS.get(slo.metric)
-        if key is None or (slo.statistic != "mean" and slo.metric in ("ttft", "tpot")):
-            raise InputError(
-                f"--slo {text}: tables state means, so use ttft, tpot or latency_per_token"
-            )
-        limits.append((key, slo.limit_ms))
-    return limits
-
-
 def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[validation.Accuracy]:
     profile = SHIPPED[table.profile]
-    own = [row for row in rows if row.engine in table.engines]
+    own = [row for row in rows if row.engine in table.engines.split("|")]
     found, _ = validation.validate(own, [validation.rows_of_profile(profile, own)])
     judged = [replace(row, calibrated=False) for row in found]
     for name, is_fitted in (("fitted models", True), ("other models", False)):

@@ -143,7 +143,16 @@ def capture(
             return folder, None
         for line in result.levels:
             spent_s, planned_s = spent_s + _seconds(line), planned_s + cell.likely_s
-            rows.append(_row(cell, line))
+            measured = {
+                "requests": line.sent,
+                "seconds": round(_seconds(line), 1),
+                "throughput_tokens_per_s": line.throughput_tokens_per_s,
+                "ttft_mean_ms": line.of("ttft").mean,
+                "tpot_mean_ms": line.of("tpot").mean,
+                "self_check": "ok" if line.valid else line.invalid_reason or "invalid",
+            }
+            lengths = ("input_tokens", "output_tokens", "users")
+            rows.append({name: getattr(cell, name) for name in lengths} | measured)
             if (why := why_left_out(line)) is not None:
                 listener.warn(f"{cell.title} is left out of the fit: {why}")
             elif result.run is not None:
@@ -262,21 +271,6 @@ def _seconds(line: Level) -> float:
         return line.wall_s or 0.0
     begun, ended = map(datetime.fromisoformat, (line.started_at, line.ended_at))
     return (ended - begun).total_seconds()
-
-
-def _row(cell: PlannedCell, line: Level) -> dict[str, Any]:
-    """A measured level for those who get the profile."""
-    return {
-        "input_tokens": cell.input_tokens,
-        "output_tokens": cell.output_tokens,
-        "users": cell.users,
-        "requests": line.sent,
-        "seconds": round(_seconds(line), 1),
-        "throughput_tokens_per_s": line.throughput_tokens_per_s,
-        "ttft_mean_ms": line.of("ttft").mean,
-        "tpot_mean_ms": line.of("tpot").mean,
-        "self_check": "ok" if line.valid else line.invalid_reason or "invalid",
-    }
 
 
 def _fitted(

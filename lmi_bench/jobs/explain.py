@@ -1,11 +1,13 @@
 """What `explain` does: the planner's arithmetic, one term a line, with its formula.
 
-Memory is in GB (1e9 bytes) beside GiB, since the published examples count in GB.
+Memory is in GB (1e9 bytes) beside GiB, since the published examples count in GB. The terms are the
+rows of data/explained.csv.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.model import memory as model_memory
@@ -13,6 +15,7 @@ from lmi_bench.analysis.model import roofline
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import bytes_to_gib, ms_to_s
 from lmi_bench.jobs.settings import plan as settings_of
@@ -39,8 +42,15 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
 
-def _bytes(quantity: str, formula: str, amount: float) -> Term:
-    return Term(quantity, f"{formula} = {bytes_to_gib(amount):,.2f} GiB", amount / 1e9, "GB")
+def _terms(of: str, facts: Mapping[str, Any]) -> Iterator[Term]:
+    """The terms of a calculation whose values are among the facts, in the order of the table."""
+    for row in read_rows("explained.csv", "jobs"):
+        if row["of"] == of and row["value"] in facts:
+            value, unit, formula = facts[row["value"]], row["unit"], row["formula"].format(**facts)
+            if unit == "bytes":
+                formula += f" = {bytes_to_gib(value):,.2f} GiB"
+                value, unit = value / 1e9, "GB"
+            yield Term(row["quantity"].format(**facts), formula, value, unit)
 
 
 def memory(settings: settings_of.MemorySettings) -> Explanation:
@@ -57,48 +67,35 @@ def memory(settings: settings_of.MemorySettings) -> Explanation:
     )
     whole, ranked = sequence_on(), sequence_on(tensor_parallel=degree)
     cache, overhead = settings.batch * whole, settings.overhead_gb * 1e9
-    weights = f"{params / 1e9:,.3f}e9 parameters x {nominal:g} bytes"
-    terms = [_bytes("weights", weights, params * nominal)]
-    if abs(stored / (params * nominal) - 1) > _SAME:
-        wide = model_memory.embedding_params(shape) / 1e9
-        kept = f"with scales, and {wide:.2f}e9 embeddings in 16 bits"
-        terms.append(_bytes("weights as stored", kept, stored))
     values = f"2 x {shape.num_layers} layers x {shape.num_kv_heads} KV heads x {shape.head_dim}"
     if shape.latent_kv_dim:
         values = f"{shape.num_layers} layers x {shape.latent_kv_dim} values"
     token = model_memory.kv_bytes_per_token(shape, bytes_per_value=value_bytes)
-    terms += [
-        Term("KV cache a token", f"{values} x {value_bytes:g} bytes", token / 1e6, "MB"),
-        _bytes("KV cache a sequence", f"{settings.tokens:,} tokens", whole),
-        _bytes("KV cache of the batch", f"{settings.batch:,} sequences", cache),
-        _bytes("overhead of the framework", "--overhead-gb", overhead),
-        _bytes("sum", "weights + cache + overhead", stored + cache + overhead),
-    ]
+    facts: dict[str, Any] = {"params_b": params / 1e9, "nominal": nominal}
+    facts |= {"weights": params * nominal, "degree": degree}
+    facts |= {"values": values, "value_bytes": value_bytes, "token_mb": token / 1e6}
+    facts |= {"tokens": settings.tokens, "sequence": whole, "batch": settings.batch, "cache": cache}
+    facts |= {"overhead": overhead, "sum": stored + cache + overhead}
+    if abs(stored / (params * nominal) - 1) > _SAME:
+        embeddings_b = model_memory.embedding_params(shape) / 1e9
+        facts |= {"stored": stored, "embeddings_b": embeddings_b}
     notes = []
     if degree > 1:
-        terms += [
-            _bytes("weights a device", f"weights / {degree}", stored / degree),
-            _bytes("KV cache a device", f"cache of one of {degree} ranks", settings.batch * ranked),
-        ]
+        facts |= {"rank_weights": stored / degree, "rank_cache": settings.batch * ranked}
         copies = degree * ranked / whole
         if copies > 1:
             notes.append(f"the ranks together keep {copies:.3g} copies of the cache")
     total = (settings.memory_gb or 0.0) * 1e9
     if not total and settings.accelerator is not None:
         total = float(find_accelerator(settings.accelerator).memory_bytes)
-    if total:
-        terms += _device_terms(total, stored / degree, overhead, ranked)
-    return Explanation(f"Memory of {shape.name} in {dtype}", tuple(terms), tuple(notes))
-
-
-def _device_terms(total: float, weights: float, overhead: float, sequence: float) -> Iterator[Term]:
-    """Shares of a device's bytes without any reserve, and the sequences that fit into the rest."""
-    share, left = 100 * weights / total, total - weights - overhead
-    text = f"{weights / 1e9:.2f} of {total / 1e9:.4g} GB"
-    yield Term("weights' share of a device", text, share, "%")
-    yield Term("left on a device", "100 % less the weights", 100 - share, "%")
-    fitting = f"{left / 1e9:.2f} GB left / {sequence / 1e9:.3f} GB a sequence"
-    yield Term("sequences that fit", fitting, max(0, left // sequence), "")
+    if total:  # without any reserve
+        own, left = stored / degree, total - stored / degree - overhead
+        share = 100 * own / total
+        facts |= {"share_gb": own / 1e9, "device_gb": total / 1e9, "share": share}
+        facts |= {"left_share": 100 - share, "fitting": max(0, left // ranked)}
+        facts |= {"left_gb": left / 1e9, "sequence_gb": ranked / 1e9}
+    title = f"Memory of {shape.name} in {dtype}"
+    return Explanation(title, tuple(_terms("memory", facts)), tuple(notes))
 
 
 def batch(settings: settings_of.BatchSettings) -> Explanation:
@@ -122,25 +119,21 @@ def batch(settings: settings_of.BatchSettings) -> Explanation:
         mean_context_tokens=n,
         kv_bytes_per_token=model_memory.kv_bytes_per_token(shape, bytes_per_value=value_bytes),
     )
-    speeds = f"{peak / 1e12:g} TFLOP/s / {bandwidth / 1e9:g} GB/s"
-    ratio, unit = roofline.ops_per_byte(peak, bandwidth), "FLOP/byte"
-    prompt = (4 * n * n * d + 3 * n * n) / (8 * n * n + 8 * n * d)
-    rows = (
-        ("operations a byte of the device", speeds, ratio, unit),
-        ("critical batch size, weights only", f"{size:g} bytes / 2 x the above", bare, "rows"),
-        (f"critical batch size, with {n:,} cached tokens each", "(W / BW) / (2 P / F - L k / BW)",
-         cached, "rows"),
-        (f"intensity of attention over a prompt of {n:,} tokens",
-         "(4 N^2 d + 3 N^2) / (8 N^2 + 8 N d)", prompt, unit),
-    )  # fmt: skip
-    terms = [Term(*row) for row in rows]
+    facts: dict[str, Any] = {
+        "tera": peak / 1e12,
+        "giga": bandwidth / 1e9,
+        "size": size,
+        "tokens": n,
+    }
+    facts |= {"ratio": roofline.ops_per_byte(peak, bandwidth), "bare": bare, "cached": cached}
+    facts |= {"prompt": (4 * n * n * d + 3 * n * n) / (8 * n * n + 8 * n * d)}
     if not shape.latent_kv_dim:
-        heads = f"{shape.num_heads} heads / {shape.num_kv_heads} KV heads"
-        step = 2 * shape.num_heads / shape.num_kv_heads / value_bytes
-        text = f"2 x {heads} / {value_bytes:g} bytes"
-        terms.append(Term("intensity of attention in a decode step", text, step, unit))
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        facts |= {"heads": heads, "kv_heads": kv_heads, "value_bytes": value_bytes}
+        facts |= {"step": 2 * heads / kv_heads / value_bytes}
     notes = () if cached else ("reading the cache takes longer than arithmetic at any batch",)
-    return Explanation(f"Batch of {shape.name} in {dtype} on {device.name}", tuple(terms), notes)
+    title = f"Batch of {shape.name} in {dtype} on {device.name}"
+    return Explanation(title, tuple(_terms("batch", facts)), notes)
 
 
 def blended(settings: settings_of.BlendedSettings) -> Explanation:
@@ -154,32 +147,22 @@ def blended(settings: settings_of.BlendedSettings) -> Explanation:
     paid = (1 - settings.discount) * stated
     output = usd_per_1m_tokens(paid, tokens)
     assert output is not None
-    terms = (
-        Term("price", f"{stated:g} x (1 - {settings.discount:g})", paid, "USD/h"),
-        Term("throughput", "stated, or concurrency / p50 ITL", tokens, "tok/s"),
-        Term("1M output tokens", "price / (throughput x 3600 / 1e6)", output, "USD"),
-        Term("1M blended tokens", f"the above / ({ratio:g} + 1)", output / (ratio + 1), "USD"),
-    )
+    facts = {"stated": stated, "discount": settings.discount, "paid": paid, "tokens": tokens}
+    facts |= {"output": output, "ratio": ratio, "blended": output / (ratio + 1)}
     note = f"a convention: {ratio:g} input tokens for each output token share one price"
-    return Explanation("Blended price", terms, (note,))
+    return Explanation("Blended price", tuple(_terms("blended", facts)), (note,))
 
 
 def savings(settings: settings_of.SavingsSettings) -> Explanation:
     """How much cheaper one machine is, and the throughput from which its tokens are cheaper."""
-    prices = []
-    for name, stated in (
-        (settings.cheap, settings.cheap_price),
-        (settings.dear, settings.dear_price),
-    ):
-        origin = "as stated" if stated is not None else find_instance(name).price_provenance or ""
-        prices.append(Term(name, origin, _price(name, stated), "USD/h"))
-    cheap, dear = (each.value or 0.0 for each in prices)
-    terms = (
-        *prices,
-        Term("cheaper by", f"1 - {cheap:g} / {dear:g}", 100 * (1 - cheap / dear), "%"),
-        Term("break-even throughput", f"of {settings.dear}'s tok/s", 100 * cheap / dear, "%"),
-    )
-    return Explanation(f"{settings.cheap} against {settings.dear}", terms)
+    facts: dict[str, Any] = {"cheap": settings.cheap, "dear": settings.dear}
+    for side, stated in (("cheap", settings.cheap_price), ("dear", settings.dear_price)):
+        origin = "as stated" if stated is not None else find_instance(facts[side]).price_provenance
+        facts |= {f"{side}_origin": origin or "", f"{side}_usd": _price(facts[side], stated)}
+    cheap, dear = facts["cheap_usd"], facts["dear_usd"]
+    facts |= {"saved": 100 * (1 - cheap / dear), "break_even": 100 * cheap / dear}
+    title = f"{settings.cheap} against {settings.dear}"
+    return Explanation(title, tuple(_terms("savings", facts)))
 
 
 def _price(instance: str | None, price: float | None) -> float:

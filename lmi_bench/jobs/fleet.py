@@ -11,7 +11,6 @@ from lmi_bench.analysis.fleet import accelerator_comparison as comparison
 from lmi_bench.analysis.fleet import autoscaling
 from lmi_bench.analysis.fleet import day as days
 from lmi_bench.analysis.fleet.money import best_commitment, cost_of_hours
-from lmi_bench.analysis.fleet.presets import Preset, presets
 from lmi_bench.analysis.fleet.start_up import DOUBT, StartUp, estimated_start_up, parse_start_up
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
@@ -75,7 +74,7 @@ def compare_accelerators(
     )
 
 
-def measured_presets(model: str | None) -> list[Preset]:
+def measured_presets(model: str | None) -> list[comparison.Preset]:
     """Measured configurations of one model, or of all; raises InputError for an unknown model."""
     cells = (*jumpstart_concurrency(), *jumpstart_extremes())
     names = sorted({cell.model for cell in cells})
@@ -86,7 +85,7 @@ def measured_presets(model: str | None) -> list[Preset]:
             raise InputError(f"model {model!r} was not measured; use one of {', '.join(names)}")
         cells = tuple(cell for cell in cells if cell.model in chosen)
     prices = {each.instance_type: each.price_usd_per_hour for each in all_instances()}
-    return list(presets(cells, prices))
+    return list(comparison.presets(cells, prices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,31 +186,33 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
         raise InputError("plan-day needs REC.json or --capacity, req/s of one machine above 0")
     if settings.commit_discount is not None and price is None:
         raise InputError("--commit-discount needs a machine's price: add --machine-price-per-hour")
-    recorded_s = None if settings.trace is None else _recorded_day_s(settings)
-    curve = (
-        _curve(settings, planned_per_s) if recorded_s is None else autoscaling.binned(recorded_s)
-    )
+    recorded_s: NDArray[np.float64] | None = None
+    if settings.trace is None:
+        curve = _curve(settings, planned_per_s)
+    else:  # repeated over the day, at `--peak` as the highest rate of five minutes
+        trace = read_trace(settings.trace)
+        times_s = np.array([each.at_s for each in trace.requests])
+        if settings.peak is not None:
+            times_s *= autoscaling.binned(times_s).peak_per_s / settings.peak
+        length_s = float(times_s[-1]) + 1 / trace.rate_per_s
+        repeats = max(1, int(days.DAY_S // length_s))
+        whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
+        recorded_s = np.asarray(whole[whole < days.DAY_S])
+        curve = autoscaling.binned(recorded_s)
     start_up = _start_up(settings, saved, listener)
     least = settings.least_slo_share
     day = days.plan_day(curve, start_up, capacity_per_s=capacity, least_slo_share=least)
-    committed = _commitment(settings.commit_discount, day, price)
+    discount, committed = settings.commit_discount, None
+    if discount is not None and price is not None:
+        needed = day.chosen.paid
+        count = best_commitment(needed, discount=discount)
+        step_price = price * (days.DAY_S / len(needed)) / SECONDS_PER_HOUR
+        cost = cost_of_hours(needed, step_price, discount=discount, committed=count)
+        committed = Commitment(count, cost.total_usd, cost.unused_usd)
     caveats = () if saved is None else saved.answer.caveats
     found = PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
     played = _played(settings, saved, found, recorded_s) if settings.policy else ()
     return replace(found, policies=tuple(played))
-
-
-def _recorded_day_s(settings: DaySettings) -> NDArray[np.float64]:
-    """Times of a trace, repeated over the day, at `--peak` as the highest rate of five minutes."""
-    assert settings.trace is not None
-    trace = read_trace(settings.trace)
-    times_s = np.array([each.at_s for each in trace.requests])
-    if settings.peak is not None:
-        times_s *= autoscaling.binned(times_s).peak_per_s / settings.peak
-    length_s = float(times_s[-1]) + 1 / trace.rate_per_s
-    repeats = max(1, int(days.DAY_S // length_s))
-    whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
-    return np.asarray(whole[whole < days.DAY_S])
 
 
 def _played(
@@ -300,15 +301,3 @@ def _curve(settings: DaySettings, planned_per_s: float | None) -> days.LoadCurve
     return days.shaped(
         settings.shape or "office", peak_per_s=peak, least_share=settings.least_share
     )
-
-
-def _commitment(
-    discount: float | None, day: days.DayPlan, price: float | None
-) -> Commitment | None:
-    if discount is None or price is None:
-        return None
-    needed = day.chosen.paid
-    machines = best_commitment(needed, discount=discount)
-    step_price = price * (days.DAY_S / len(needed)) / SECONDS_PER_HOUR
-    cost = cost_of_hours(needed, step_price, discount=discount, committed=machines)
-    return Commitment(machines, cost.total_usd, cost.unused_usd)

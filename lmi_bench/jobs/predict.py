@@ -51,7 +51,7 @@ class Prediction:
     warnings: list[str]
     forecasts: tuple[predicted.Forecast, ...] = ()
     scenario: Scenario | None = None
-    simulated: tuple[predicted.SimulatedForecast, ...] = ()
+    simulated: tuple[predicted.Forecast, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `predict --json` writes it."""
@@ -79,10 +79,7 @@ class Prediction:
         return {
             **content,
             **self._workload(),
-            "predictions": [
-                *(each.to_json() for each in self.forecasts),
-                *(each.to_json() for each in self.simulated),
-            ],
+            "predictions": [each.to_json() for each in (*self.forecasts, *self.simulated)],
             "profile": self.profile.provenance,
             "interval": "80 %",
             "warnings": self.warnings,
@@ -95,6 +92,7 @@ class Prediction:
                 "router": self.scenario.engine.router,
             }
         first = self.forecasts[0].cell
+        assert first is not None
         lengths = {"input_tokens": first.input_tokens, "output_tokens": first.output_tokens}
         return lengths | ({"cached_tokens": first.cached_tokens} if first.cached_tokens else {})
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lmi_bench.analysis.fit.from_run import mean_lengths
-from lmi_bench.analysis.fit.run_intervals import setup_of_run
+from lmi_bench.analysis.fit.from_run import mean_lengths, setup_of_run
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.analysis.model.capacity import roofline_of

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import yaml
 
-from lmi_bench.analysis.fit.run_intervals import level_uncertainties
+from lmi_bench.analysis.fit.from_run import level_uncertainties
 from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty, metric_of
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees

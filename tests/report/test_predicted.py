@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.analysis.fit.fit import fit_of_profile
 from lmi_bench.analysis.fit.forecast import forecast
-from lmi_bench.analysis.fit.run_intervals import level_uncertainties
+from lmi_bench.analysis.fit.from_run import level_uncertainties
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12
 from lmi_bench.analysis.model.measured_level import MeasuredLevel

@@ -27,13 +27,13 @@ from lmi_bench.analysis.fit.discrepancy import (
     observations_of,
 )
 from lmi_bench.analysis.level.cells import can_run, predict_cell, slots_for
-from lmi_bench.analysis.model.carried import carried
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import (
     HOST_PREFIX,
     PARAMETER_NAMES,
     EngineProfile,
     ProfileKey,
+    carried,
     log_value,
     with_logs,
 )

@@ -40,65 +40,50 @@ CAUSES = {row["cause"]: row["limits"] for row in _CAUSES if row["limits"]}
 
 
 @dataclass(frozen=True, slots=True)
-class _AtLoad:
+class Forecast:
     """The predicted figures of one load, and their uncertainty.
 
-    figures  estimates by key; means unless the key says p90; None where withheld
-    """
-
-    figures: Mapping[str, Estimate | None]
-    uncertainty: Uncertainty
-
-    def _json(self, load: Load, **more: Any) -> dict[str, Any]:
-        sure = self.uncertainty
-        figures = {**self.figures, "capacity_tokens_per_s": sure.capacity_tokens_per_s}
-        return {
-            "concurrency": load.concurrency,
-            "rate_per_s": load.rate_per_s,
-            **more,
-            "load_share": sure.load_share,
-            "withheld": sure.withheld,
-            **{key: None if each is None else each.to_json() for key, each in figures.items()},
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast(_AtLoad):
-    """The forecast of one load of equal requests."""
-
-    cell: MeasuredLevel
-    regime: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The forecast as one object; intervals as predicted, low, high."""
-        return self._json(self.cell.load, regime=self.regime, cause=CAUSES[self.regime])
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedForecast(_AtLoad):
-    """The simulated forecast of one load; a figure with too few requests is None, too.
-
-    prefix_hit  share of the prompt tokens found in the prefix cache, 0 to 1; None without one
+    figures        estimates by key; means unless the key says p90; None where withheld, or where
+                   too few requests were simulated
+    cell, regime   of equal requests; None where they are simulated
+    requests       simulated ones; errors: those that failed
+    prefix_hit     share of the prompt tokens found in the prefix cache, 0 to 1; None without one
     """
 
     load: Load
-    requests: int
-    errors: int
+    figures: Mapping[str, Estimate | None]
+    uncertainty: Uncertainty
+    cell: MeasuredLevel | None = None
+    regime: str | None = None
+    requests: int = 0
+    errors: int = 0
     prefix_hit: Estimate | None = None
 
     @property
     def load_name(self) -> str:
         """Users or rate, for display."""
-        rate = self.load.rate_per_s
-        name = f"{self.load.concurrency}" if rate is None else f"{rate:.4g}/s"
+        rate, digits = self.load.rate_per_s, ".6g" if self.regime else ".4g"
+        name = f"{self.load.concurrency}" if rate is None else f"{rate:{digits}}/s"
         is_recorded = self.load.arrivals == "trace" and not self.load.sessions
         return f"trace, {name}" if is_recorded else name
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as one object; intervals as predicted, low, high."""
-        hit = self.prefix_hit
-        more = {} if hit is None else {"prefix_hit_share": hit.to_json()}
-        return self._json(self.load, requests=self.requests, errors=self.errors, **more)
+        more: dict[str, Any] = {"requests": self.requests, "errors": self.errors}
+        if self.regime is not None:
+            more = {"regime": self.regime, "cause": CAUSES[self.regime]}
+        if self.prefix_hit is not None:
+            more["prefix_hit_share"] = self.prefix_hit.to_json()
+        sure = self.uncertainty
+        figures = {**self.figures, "capacity_tokens_per_s": sure.capacity_tokens_per_s}
+        return {
+            "concurrency": self.load.concurrency,
+            "rate_per_s": self.load.rate_per_s,
+            **more,
+            "load_share": sure.load_share,
+            "withheld": sure.withheld,
+            **{key: None if each is None else each.to_json() for key, each in figures.items()},
+        }
 
 
 def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
@@ -109,6 +94,7 @@ def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
         key: shown_value(metric, predicted.value(metric)) for key, metric in FIGURE_METRICS.items()
     }
     return Forecast(
+        cell.load,
         figures=_figures(sure, values, (cell.rate_per_s or 0.0) * cell.output_tokens),
         uncertainty=sure,
         cell=cell,
@@ -141,7 +127,7 @@ def simulated_forecast(
     seed: int,
     router: Router,
     prefix_caching: bool = False,
-) -> SimulatedForecast:
+) -> Forecast:
     """The forecast of one level of unequal requests. Raises InputError for what cannot run.
 
     setup           the copies that serve, or both pools
@@ -176,10 +162,10 @@ def simulated_forecast(
     sure = _uncertainty(setup, profile, spec, lengths, 0.0 if hit is None else hit.value)
     offered = (spec.rate_per_s or 0.0) * fmean(output for _, output in lengths)
     values = {key: _value(level, key) for key in _SIMULATED_METRICS}
-    return SimulatedForecast(
+    return Forecast(
+        spec.load,
         figures=_figures(sure, values, offered),
         uncertainty=sure,
-        load=spec.load,
         requests=level.sent,
         errors=level.failed,
         prefix_hit=hit,

@@ -1,11 +1,13 @@
 """Measured levels of runs and of other tools' files as cells, and the profile fitted to them.
 
-A level counts if all its requests are equal and were answered, and sent when they were due.
+A level counts if all its requests are equal and were answered, and sent when they were due. Levels
+of a simulated run get 80 % intervals from the profile that predicted its step times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -14,17 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmi_bench.analysis.fit.fit import Fit, fit_cells
-from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, shown_value
+from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, Uncertainty, shown_value
 from lmi_bench.analysis.level.cells import predict_cell
-from lmi_bench.analysis.model.builtin_profiles import FEW_BITS, prior_of_engine
+from lmi_bench.analysis.model.builtin_profiles import FEW_BITS, prior_of_engine, shipped_profile
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel, marks_of
 from lmi_bench.analysis.model.memory import weight_format
-from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile
-from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_from_json
+from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.analysis.results.repeats import steady_lines
-from lmi_bench.catalog.instances import Instance
-from lmi_bench.core.errors import InputError
+from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.level import GENERATOR_LIMITED, Level
 from lmi_bench.core.run_store import Run
@@ -145,13 +148,17 @@ def cells_from_run(
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
+        most = None
+        if (limits := facts.scheduler) is not None:  # on running sequences
+            held = limits.num_blocks * limits.block_size // (input_tokens + output_tokens)
+            most = max(1, min(held, limits.max_rolling_batch_size))
         cell = _cell(setup, line, input_tokens, answered_tokens)
         cells.append(
             replace(
                 cell,
                 arrivals_s=tuple(each.due_s for each in records) if line.load.is_open else (),
                 latency_mean_s_per_token=_mean_s(line, "latency_per_token"),
-                max_sequences=_max_sequences(run, input_tokens + output_tokens),
+                max_sequences=most,
                 ttft_mean_s=None if _only_ttft_unsure(line) else cell.ttft_mean_s,
             )
         )
@@ -189,15 +196,6 @@ def _cell(setup: Setup, line: Level, input_tokens: int, output_tokens: int) -> M
 def _mean_s(line: Level, metric: str) -> float | None:
     mean_ms = line.of(metric).mean
     return None if not mean_ms else ms_to_s(mean_ms)
-
-
-def _max_sequences(run: Run, total_tokens: int) -> int | None:
-    """Limit of the run's scheduler on running sequences, if the manifest states it."""
-    scheduler = run.manifest.target.scheduler
-    if scheduler is None:
-        return None
-    held = scheduler.num_blocks * scheduler.block_size // total_tokens
-    return max(1, min(held, scheduler.max_rolling_batch_size))
 
 
 def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
@@ -398,3 +396,56 @@ def _lengths(cells: Sequence[MeasuredLevel]) -> tuple[tuple[int, ...], ...]:
 
 # Parameters that the notes name; the time outside the engine affects only the time to first token.
 _NAMED_IN_NOTES = frozenset(PARAMETER_NAMES) - {"request_overhead_s"}
+
+
+def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[Uncertainty | None]:
+    """The uncertainty of each level; None where it is not known, as in a measured run."""
+    unknown: list[Uncertainty | None] = [None] * len(lines)
+    wanted = run.manifest.target.profile_provenance
+    setup, profile = setup_of_run(run), shipped_profile(wanted or "")
+    named: Mapping[str, object] = run.manifest.scenario.engine.to_json()
+    if profile is None and named.get("profile"):  # the file that the scenario names
+        with suppress(LmiBenchError, OSError, UnicodeDecodeError):
+            profile = profile_from_json(Path(str(named["profile"])).read_text(encoding="utf-8"))
+    if profile is None or profile.provenance != wanted:
+        return unknown
+    if not run.manifest.target.is_simulated or setup is None:
+        return unknown
+    profile = profile_for_run(profile, run)
+    workload = run.manifest.scenario.workload
+    is_drawn = not (workload.input_tokens and workload.output_tokens)
+    found = []
+    for line in lines:
+        each: Uncertainty | None = None
+        with suppress(LmiBenchError):
+            cell = replace(
+                cell_of_summary(run.path, line, setup),
+                replicas=run.manifest.target.replicas,
+                length_spread=LENGTH_SPREAD if is_drawn else 0.0,
+            )
+            each = Uncertainty.of(profile, cell, spread=is_drawn)
+        found.append(each)
+    return found
+
+
+def setup_of_run(run: Run) -> Setup | None:
+    """The model on the devices of one replica, as the manifest states it; None if it does not."""
+    facts, engine = run.manifest.target, run.manifest.scenario.engine
+    if not (facts.instance and facts.dtype and facts.tensor_parallel):
+        return None
+    try:
+        speculation = None
+        if engine.draft is not None:
+            draft = None if engine.draft == "ngram" else find_model(engine.draft)
+            stated = engine.to_json().get("draft_acceptance") or 0.0
+            speculation = Speculation(engine.draft_tokens, stated, draft)
+        return Setup(
+            find_model(run_model(run)),
+            find_instance(facts.instance),
+            facts.tensor_parallel,
+            facts.dtype,
+            kv_dtype=facts.kv_dtype,
+            speculation=speculation,
+        ).beside(facts.replicas)
+    except LmiBenchError:
+        return None

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.json_value import JsonValue, key_of
 from lmi_bench.core.units import s_to_ms
 
+_IDENTITY = attrgetter(  # what tells measured cells apart
+    "setup.shape.name", "setup.instance.instance_type", "setup.tensor_parallel",
+    "setup.parallelism", "setup.speculation", "replicas", "prefill", "setup.dtype",
+    "input_tokens", "output_tokens", "concurrency", "rate_per_s",
+    "throughput_tokens_per_s", "tpot_mean_s", "latency_p90_s_per_token",
+)  # fmt: skip
 PriorRule = Callable[[str, Sequence[MeasuredLevel]], EngineProfile]
 _SPLIT_SHARE = 0.7  # share of the cells from which a split with a seed chooses
 _LONG_PROMPT_TOKENS = 2048
@@ -168,8 +175,8 @@ def rows_of_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> FittedR
 
 def _among(rows: Sequence[TableRow], cells: Sequence[MeasuredLevel]) -> set[int]:
     """The numbers of the rows that are among the cells."""
-    seen = {_identity(cell) for cell in cells}
-    return {row.number for row in rows if row.cell is not None and _identity(row.cell) in seen}
+    seen = {_IDENTITY(cell) for cell in cells}
+    return {row.number for row in rows if row.cell is not None and _IDENTITY(row.cell) in seen}
 
 
 def _with_measured_limits(base: EngineProfile, row: TableRow) -> TableRow:
@@ -275,26 +282,6 @@ def _can_calibrate(row: TableRow) -> bool:
     )
 
 
-def _identity(cell: MeasuredLevel) -> tuple[Any, ...]:
-    return (
-        cell.setup.shape.name,
-        cell.setup.instance.instance_type,
-        cell.setup.tensor_parallel,
-        cell.setup.parallelism,
-        cell.setup.speculation,
-        cell.replicas,
-        cell.prefill,
-        cell.setup.dtype,
-        cell.input_tokens,
-        cell.output_tokens,
-        cell.concurrency,
-        cell.rate_per_s,
-        cell.throughput_tokens_per_s,
-        cell.tpot_mean_s,
-        cell.latency_p90_s_per_token,
-    )
-
-
 def judge(fit: Fit, row: TableRow, calibrated: bool = False) -> Judged:
     """A row as the fit predicts it; its figures are None where it cannot run."""
     cell = row.cell
@@ -311,14 +298,10 @@ def judge(fit: Fit, row: TableRow, calibrated: bool = False) -> Judged:
     figures: dict[str, Estimate | None] = {FIGURES[0]: found[metrics[0]]}
     for key, metric in zip(FIGURES[1:], metrics[1:], strict=True):
         cut_s = cell.latency_rounded_down_s if key == "latency_ms_per_token" else 0.0
-        figures[key] = _as_published(found[metric], cut_s)
+        ends_ms = (s_to_ms(getattr(found[metric], name)) for name in ("value", "low", "high"))
+        # less half the unit to which the table rounds down
+        figures[key] = Estimate(*(max(end - s_to_ms(cut_s) / 2, end / 2) for end in ends_ms))
     return Judged(row, calibrated, regime, figures, unseen)
-
-
-def _as_published(figure: Estimate, cut_s: float) -> Estimate:
-    """The figure in milliseconds, less half the unit to which the table rounds down."""
-    values_ms = [s_to_ms(value) for value in (figure.value, figure.low, figure.high)]
-    return Estimate(*(max(value_ms - s_to_ms(cut_s) / 2, value_ms / 2) for value_ms in values_ms))
 
 
 @dataclass(frozen=True, slots=True)

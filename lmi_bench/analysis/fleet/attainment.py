@@ -18,7 +18,7 @@ from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_o
 from lmi_bench.analysis.fleet.operating_point import Latencies, Operating
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
-from lmi_bench.analysis.results.columns import Columns, columns_of
+from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.slo_results import goodput
 from lmi_bench.core.level import QUANTILES
@@ -51,34 +51,27 @@ def attainment(
     since_s = [columns.due_s - start_s for start_s in starts_s]
     windows = [columns.ok & (each_s >= 0) & (each_s < WINDOW_S) for each_s in since_s]
 
-    def worst_ms(among: Sequence[NDArray[np.bool_]]) -> dict[str, float | None]:
-        return {str(slo): _worst_ms(columns, among, slo, open_loop=open_loop) for slo in slos}
+    def worst_ms(among: Sequence[NDArray[np.bool_]], slo: Slo) -> float | None:
+        """The SLO's highest statistic of a window in ms; None where all have too few requests."""
+        quantile = QUANTILES.get(slo.statistic)
+        needed = 1 if quantile is None else samples_needed(quantile)
+        own_s, rows = columns.values_s(slo.metric, open_loop=open_loop)
+        found = [
+            Latencies({slo.metric: own_s[each[rows]]}) for each in among if each.sum() >= needed
+        ]
+        values_s = [each.statistic_s(slo.metric, slo.statistic) for each in found]
+        return s_to_ms(max(values_s)) if values_s else None
 
     return Attainment(
         joint_attainment=goodput(records, slos, open_loop=open_loop).share if slos else None,
         attainment={str(slo): goodput(records, [slo], open_loop=open_loop).share for slo in slos},
-        fifteen_minutes_ms=worst_ms([columns.ok]),
-        worst_5_minutes_ms=worst_ms(windows),
+        fifteen_minutes_ms={str(slo): worst_ms([columns.ok], slo) for slo in slos},
+        worst_5_minutes_ms={str(slo): worst_ms(windows, slo) for slo in slos},
         requests=len(records),
         minutes=(last_s - first_s) / 60,
         routing=routing,
         prefix_hit_share=hit_share(records) if caches else None,
     )
-
-
-def _worst_ms(
-    columns: Columns, windows: Sequence[NDArray[np.bool_]], slo: Slo, *, open_loop: bool
-) -> float | None:
-    """The SLO's highest statistic of a window in ms; None where all have too few requests.
-
-    windows  the requests of each, shape (n,)
-    """
-    quantile = QUANTILES.get(slo.statistic)
-    needed = 1 if quantile is None else samples_needed(quantile)
-    own_s, rows = columns.values_s(slo.metric, open_loop=open_loop)
-    found = [Latencies({slo.metric: own_s[each[rows]]}) for each in windows if each.sum() >= needed]
-    values_s = [each.statistic_s(slo.metric, slo.statistic) for each in found]
-    return s_to_ms(max(values_s)) if values_s else None
 
 
 def simulate_long(

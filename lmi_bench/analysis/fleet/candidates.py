@@ -1,7 +1,7 @@
 """A fleet from a layout and the capacity of one copy: machines, figures with intervals, cost."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -195,6 +195,7 @@ def build_candidate(
         figures[key] = loaded.latency(metric, statistic) if reason is None else None
         if reason is not None:
             withheld[key] = reason
+    measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
     return Candidate(
         instance=layout.instance.instance_type,
         instances=machines,
@@ -204,7 +205,10 @@ def build_candidate(
         **loaded.prices(),
         figures=figures,
         withheld=withheld,
-        slos=tuple(loaded.outlooks(figures)),
+        slos=tuple(
+            SloOutlook.of(slo, figures[f"{slo.metric}_{slo.statistic}_ms"], measured=measured)
+            for slo in request.slos
+        ),
         memory=loaded.memory(),
         limited_by=copy.limited_by,
         basis="simulated" if observed is not None else "closed form",
@@ -301,22 +305,19 @@ class _LoadedFleet:
         )
 
     def rates(self) -> dict[str, uncertainty.Estimate]:
-        """Throughput at the load and capacity of the fleet."""
-        capacity = self._capacity()
-        output_tokens = self.request.workload.output_tokens
+        """Throughput at the load and capacity of the fleet; an open loop serves its arrivals."""
+        capacity, output_tokens = self._capacity(), self.request.workload.output_tokens
+        served = self._served_per_s * output_tokens
+        throughput = self.copy.factors.around(served)
+        if self.request.open_loop:
+            throughput = uncertainty.Estimate(served, served, served)
+        elif self.sure is not None:
+            throughput = self.sure.factors["throughput_tokens_per_s"].around(served)
         return {
-            "throughput_tokens_per_s": self._throughput(self._served_per_s * output_tokens),
+            "throughput_tokens_per_s": throughput,
             "capacity_rate_per_s": capacity,
             "capacity_tokens_per_s": capacity.times(output_tokens),
         }
-
-    def _throughput(self, output_per_s: float) -> uncertainty.Estimate:
-        """Output tokens each second; an open loop serves exactly its arrivals."""
-        if self.request.open_loop:
-            return uncertainty.Estimate(output_per_s, output_per_s, output_per_s)
-        if self.sure is not None:
-            return self.sure.factors["throughput_tokens_per_s"].around(output_per_s)
-        return self.copy.factors.around(output_per_s)
 
     def _capacity(self) -> uncertainty.Estimate:
         """Requests each second of the fleet within the SLOs; machines are counted with its lower
@@ -362,15 +363,6 @@ class _LoadedFleet:
             # one of them counts a gap with a prompt, the other without: either may be right
             ends_s = [end for scale in scales for end in (scale * value_s, closed_s(scale))]
         return uncertainty.Estimate(value_s, min(value_s, *ends_s), max(value_s, *ends_s)).in_ms()
-
-    def outlooks(self, figures: dict[str, uncertainty.Estimate | None]) -> Iterator[SloOutlook]:
-        """Each SLO at this load."""
-        measured = self.request.open_loop and (
-            self.operating.rate_per_s <= self.copy.kept_per_s * (1 + 1e-9)
-        )
-        for slo in self.request.slos:
-            figure = figures[f"{slo.metric}_{slo.statistic}_ms"]
-            yield SloOutlook.of(slo, figure, measured=measured)
 
     def memory(self) -> MemoryUse:
         """Use of a device's memory, and sequences of a copy."""

@@ -195,11 +195,6 @@ class CapacityBelief:
             low_per_s = median_per_s * math.exp(-_NORMAL.inv_cdf(CONFIDENCE) * _NEAR_LOG_SD)
         return cls(low_per_s, median_per_s, kept_per_s, missed_per_s)
 
-    @property
-    def _log_sd(self) -> float:
-        ratio = max(self.median_per_s, self.low_per_s) / self.low_per_s
-        return max(_LEAST_LOG_SD, math.log(ratio) / _NORMAL.inv_cdf(CONFIDENCE))
-
     def _above(self, rate_per_s: float) -> float:
         """P(capacity >= rate) before measurements."""
         if rate_per_s <= 0:
@@ -208,7 +203,9 @@ class CapacityBelief:
             return 0.0
         if self.low_per_s <= 0:  # even odds at most, of unknown width
             return 0.5 if rate_per_s <= self.median_per_s else 0.0
-        room, sd = math.log(max(self.median_per_s, self.low_per_s) / rate_per_s), self._log_sd
+        median_per_s = max(self.median_per_s, self.low_per_s)
+        log_sd = math.log(median_per_s / self.low_per_s) / _NORMAL.inv_cdf(CONFIDENCE)
+        room, sd = math.log(median_per_s / rate_per_s), max(_LEAST_LOG_SD, log_sd)
         wide = _WIDER * sd + _WIDER_BY
         return (1 - _ODD) * _NORMAL.cdf(room / sd) + _ODD * _NORMAL.cdf(room / wide)
 

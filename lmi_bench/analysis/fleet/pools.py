@@ -98,12 +98,15 @@ class _Pair:
         first = PrefillPool(worker, 1, worker.parallelism.network_bytes_per_s)
         one = replace(one, prefill=first, load=Load(rate_per_s=1.0))
         pools, slower = pools_of(copy.fit.profile, one), copy.factors.steps
-        limit_s = min(_limit_s(request, "itl"), _limit_s(request, "tpot"))
-        decode_per_s = _decode_rate(pools, limit_s / slower)
+        limit_s = min(_limit_s(request, "itl"), _limit_s(request, "tpot")) / slower
+        steady, batch = pools.decode, float(pools.decode.slots)
+        if steady.decode_step_s(1) > limit_s:
+            return None
+        if steady.decode_step_s(batch) > limit_s:
+            batch, _ = bisect(lambda b: steady.decode_step_s(b) <= limit_s, 1.0, batch, _HALVINGS)
+        decode_per_s = batch / (max(1, steady.output_tokens - 1) * steady.decode_step_s(batch))
         wanted_per_s = request.rate_per_s * max(slower, 1 / LATENCY_LOAD_LIMIT)
-        return (
-            cls(request, planned, one, pools, wanted_per_s, decode_per_s) if decode_per_s else None
-        )
+        return cls(request, planned, one, pools, wanted_per_s, decode_per_s)
 
     def smallest(self) -> "_Size | None":
         """The fewest machines that keep the limits in closed form."""
@@ -229,17 +232,6 @@ def _limit_s(request: RecommendRequest, metric: str) -> float:
     """The strictest limit of a metric in seconds; infinite without one."""
     limits = (slo.limit_ms / MS_PER_S for slo in request.slos if slo.metric == metric)
     return min(limits, default=math.inf)
-
-
-def _decode_rate(pools: TwoPools, limit_s: float) -> float:
-    """Highest rate of a decode worker whose steps keep the limit; 0 if none does."""
-    steady = pools.decode
-    if steady.decode_step_s(1) > limit_s:
-        return 0.0
-    batch = float(steady.slots)
-    if steady.decode_step_s(batch) > limit_s:
-        batch, _ = bisect(lambda b: steady.decode_step_s(b) <= limit_s, 1.0, batch, _HALVINGS)
-    return batch / (max(1, steady.output_tokens - 1) * steady.decode_step_s(batch))
 
 
 def _simulated(size: _Size) -> PoolsFleet:

@@ -1,18 +1,18 @@
-"""Order of fleets by the objective, frontier of cost and latency, and budget.
+"""Order of fleets by the objective, frontier of cost and latency, budget, and what to measure next.
 
-A fleet without a price never wins on cost, nor one without a latency on latency.
+A fleet without a price never wins on cost, nor one without a latency on latency. The value of
+measuring a cheaper fleet is chance * saving: the probability that a copy carries its share of the
+load within the SLOs, times the saved USD an hour. One measured copy decides it.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from lmi_bench.analysis.fleet.answer import PRICE_ESTIMATED, PRICE_UNKNOWN, Candidate
-from lmi_bench.analysis.fleet.candidates import Fleet
-from lmi_bench.analysis.fleet.money import Cost
+from lmi_bench.analysis.fleet.answer import PRICE_ESTIMATED, PRICE_UNKNOWN, Candidate, Measurement
+from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, Planned
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.layouts import Rejection
-from lmi_bench.catalog.instances import Instance
+from lmi_bench.analysis.level.layouts import EngineKey, Layout, Rejection
 from lmi_bench.core.units import SECONDS_PER_HOUR
 
 _EQUAL = 1.03  # ratio of latencies: measured ones repeat no closer
@@ -80,26 +80,23 @@ def with_winning_prices(request: RecommendRequest, ranked: Sequence[Candidate]) 
     best = cost_of(request, ranked[0])
     if best is None or request.objective in ("latency", "throughput"):
         return list(ranked)
-    return [
-        candidate
-        if candidate.price_usd_per_hour is not None
-        else replace(candidate, cost=_with_winning_price(request, candidate, best))
-        for candidate in ranked
-    ]
+    return [_with_winning_price(request, candidate, best) for candidate in ranked]
 
 
-def _with_winning_price(request: RecommendRequest, candidate: Candidate, best: float) -> Cost:
+def _with_winning_price(request: RecommendRequest, candidate: Candidate, best: float) -> Candidate:
     """With the on-demand price of one machine at which the fleet costs as much as the best one."""
-    cost = candidate.cost
+    paid_hours = candidate.cost.paid_machine_hours_per_hour
+    if candidate.price_usd_per_hour is not None or not paid_hours:
+        return candidate
     if request.objective != "cost-per-hour":
         at_capacity = request.objective == "cost-per-1m"
         name = "capacity_tokens_per_s" if at_capacity else "throughput_tokens_per_s"
         tokens = candidate.figures[name]
         if tokens is None:
-            return cost
+            return candidate
         best = best * tokens.value * SECONDS_PER_HOUR / 1e6
-    paid_hours = cost.paid_machine_hours_per_hour
-    return replace(cost, wins_below_usd_per_machine_hour=best / paid_hours) if paid_hours else cost
+    cost = replace(candidate.cost, wins_below_usd_per_machine_hour=best / paid_hours)
+    return replace(candidate, cost=cost)
 
 
 def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Iterator[str]:
@@ -113,7 +110,10 @@ def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Ite
     best, machines = ranked[0], {each.instance_type: each for each in request.considered}
     if best.price_range_usd_per_hour is not None:
         yield f"{PRICE_ESTIMATED} {best.cost.price_component}, to be checked before buying"
-    rates = {name: _bandwidth(each) for name, each in machines.items()}
+    rates = {
+        name: each.num_accelerators * (each.accelerator.bandwidth_bytes_per_s or 0.0)
+        for name, each in machines.items()
+    }
     least = min(
         (
             each.price_usd_per_hour / rates[name]
@@ -129,10 +129,6 @@ def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Ite
             wins[each.instance] = max(price, wins.get(each.instance, 0.0))
     for name, price in wins.items():
         yield f"{PRICE_UNKNOWN} {name}: below USD {price:,.2f} an hour it would be the cheapest"
-
-
-def _bandwidth(machine: Instance) -> float:
-    return machine.num_accelerators * (machine.accelerator.bandwidth_bytes_per_s or 0.0)
 
 
 def _too_close(best: Candidate, second: Candidate) -> bool:
@@ -189,10 +185,8 @@ def frontier(request: RecommendRequest, candidates: Sequence[Candidate]) -> list
     return [points[point] for point in front]
 
 
-def _budgets(
-    request: RecommendRequest, candidate: Candidate
-) -> Iterator[tuple[str, float, float | None, str]]:
-    """Flag, limit, cost of the fleet and unit of each limit that is given."""
+def _by_limit(request: RecommendRequest, candidate: Candidate) -> Iterator[tuple[float, str]]:
+    """The cost as a share of each limit that is given, and why a fleet above it is out."""
     limits, fleet = request.requirements, candidate
     for flag, limit, cost, unit in (
         ("--max-usd-per-hour", limits.max_usd_per_hour, fleet.price_usd_per_hour, "an hour"),
@@ -200,18 +194,11 @@ def _budgets(
         ("--max-usd-per-1m", limits.max_usd_per_1m_output, fleet.usd_per_1m_output_tokens,
          "for 1M output"),
     ):  # fmt: skip
-        if limit is not None:
-            yield flag, limit, cost, unit
-
-
-def _over_budget(request: RecommendRequest, candidate: Candidate) -> str | None:
-    """The limit that the fleet exceeds, with both numbers; None within all limits."""
-    for flag, limit, cost, unit in _budgets(request, candidate):
-        if cost is None:
-            return f"no price is known, so {flag} {limit:g} cannot be checked"
-        if cost > limit:
-            return f"over the budget: USD {cost:,.2f} {unit}, more than {flag} {limit:g}"
-    return None
+        if limit is not None and cost is None:
+            yield math.inf, f"no price is known, so {flag} {limit:g} cannot be checked"
+        elif limit is not None and cost is not None:
+            text = f"USD {cost:,.2f} {unit}, more than {flag} {limit:g}"
+            yield cost / limit, f"over the budget: {text}"
 
 
 def split_by_budget(
@@ -220,7 +207,7 @@ def split_by_budget(
     """Candidates within the budget, and the others with their cost."""
     kept, rejected = [], []
     for each in candidates:
-        problem = _over_budget(request, each)
+        problem = next((why for share, why in _by_limit(request, each) if share > 1), None)
         if problem is None:
             kept.append(each)
         else:
@@ -230,10 +217,98 @@ def split_by_budget(
 
 def nearest_to_budget(request: RecommendRequest, candidates: Sequence[Candidate]) -> Candidate:
     """The candidate that exceeds the budget by the smallest factor, with the reason."""
+    best = min(candidates, key=lambda each: max(share for share, _ in _by_limit(request, each)))
+    problem = next(why for share, why in _by_limit(request, best) if share > 1)
+    return replace(best, reason=f"nearest to the budget: {problem}")
 
-    def excess(candidate: Candidate) -> float:
-        costs = [(cost, limit) for _, limit, cost, _ in _budgets(request, candidate)]
-        return max((math.inf if cost is None else cost / limit for cost, limit in costs), default=0)
 
-    best = min(candidates, key=excess)
-    return replace(best, reason=f"nearest to the budget: {_over_budget(request, best)}")
+MOST_MACHINES = 1000  # of a planned fleet
+_DECIDES_LATER = 0.3  # probability that an undecided level keeps its SLOs in the end
+_LEAST_CHANCE = 0.02
+_LEAST_SAVING = 0.005  # of the recommended fleet's cost, times its chance
+
+
+def decisive_measurements(
+    request: RecommendRequest, layouts: Sequence[Planned], best: Fleet | None
+) -> list[Measurement]:
+    """Levels worth measuring, the most informative first; best: the recommended fleet, if any.
+
+    Only for a rate under SLOs, ranked by cost: elsewhere no single level decides.
+    """
+    if request.rate_per_s is None or not request.slos or not request.objective.startswith("cost"):
+        return []
+    cost = math.inf
+    if best is not None:
+        known = request.fleet_usd_per_hour(best.layout, best.machines)
+        if known is None:
+            return []
+        cost = known
+    cheaper: list[tuple[float, Measurement]] = []
+    for layout, copy in layouts:
+        cheaper += _cheaper_fleets(request, layout, copy, cost)
+        cheaper += _undecided(request, layout, copy, cost)
+    cheaper.sort(key=lambda pair: -pair[0])
+    by_engine: dict[EngineKey, Measurement] = {}
+    for _, each in cheaper:  # one copy decides for every machine with the same engine
+        by_engine.setdefault(each.layout.engine_key, each)
+    measurements = list(by_engine.values())
+    if best is not None:  # its own load, unless it was measured
+        serving = request.availability.surviving(best.machines)
+        rate = request.rate_per_s / (serving * best.layout.copies)
+        if rate > best.copy.kept_per_s * (1 + 1e-9):
+            chance = best.copy.belief(keeps_slos=True).chance(rate)
+            measurements.append(Measurement(best.layout, rate, serving, chance, 0.0))
+    return measurements
+
+
+def _saving(
+    request: RecommendRequest, layout: Layout, machines: int, cost: float
+) -> tuple[float, float] | None:
+    """USD saved an hour, and their value to rank by; None if the fleet is not cheaper.
+
+    cost  of the recommended fleet in USD an hour, infinite without one: then nothing is saved, and
+          the cheapest fleet has the highest value
+    """
+    price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
+    if price is None or price >= cost * (1 - 1e-9):
+        return None
+    return (0.0, 1.0 / price) if cost == math.inf else (cost - price, (cost - price) / cost)
+
+
+def _cheaper_fleets(
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, cost: float
+) -> Iterator[tuple[float, Measurement]]:
+    """The layout's fleet with the highest value of a measurement, and that value."""
+    assert request.rate_per_s is not None
+    belief = copy.belief(keeps_slos=True)
+    undecided = [rate for rate, verdict in copy.measured if verdict in ("near", "open")]
+    best: tuple[float, Measurement] | None = None
+    for machines in range(1, MOST_MACHINES + 1):
+        saving = _saving(request, layout, machines, cost)
+        rate = request.rate_per_s / (machines * layout.copies)
+        if saving is None:
+            break
+        if any(math.isclose(rate, each) for each in undecided):
+            continue  # `_undecided` has them
+        chance = belief.chance(rate)
+        worth = chance * saving[1]
+        if chance >= _LEAST_CHANCE and (best is None or worth > best[0]):
+            best = (worth, Measurement(layout, rate, machines, chance, saving[0]))
+        if chance > 0.99:
+            break
+    if best is not None and (cost == math.inf or best[0] >= _LEAST_SAVING):
+        yield best
+
+
+def _undecided(
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, cost: float
+) -> Iterator[tuple[float, Measurement]]:
+    """Undecided levels: measured again at the same rate, to be joined."""
+    assert request.rate_per_s is not None
+    for rate, verdict in copy.measured:
+        machines = max(1, round(request.rate_per_s / (rate * layout.copies)))
+        saving = _saving(request, layout, machines, cost)
+        serves = request.rate_per_s / (machines * layout.copies) <= rate * (1 + 1e-9)
+        if verdict in ("near", "open") and serves and saving is not None:
+            saved, worth = saving
+            yield _DECIDES_LATER * worth, Measurement(layout, rate, machines, _DECIDES_LATER, saved)

@@ -26,7 +26,6 @@ from lmi_bench.analysis.fleet.candidates import (
     set_up,
     with_capacity,
 )
-from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_measurements
 from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
 from lmi_bench.analysis.fleet.money import NO_REQUIREMENTS, NO_SPARES
 from lmi_bench.analysis.fleet.operating_point import closed_ratio
@@ -107,7 +106,7 @@ def recommend(
         rejected=(*out, *too_weak),
         question=_question(request),
         warnings=tuple(_warnings(request, met, nearest)),
-        measure_next=tuple(decisive_measurements(request, layouts, chosen)),
+        measure_next=tuple(ranking.decisive_measurements(request, layouts, chosen)),
         missed=missed if nearest is not None else None,
     )
 
@@ -138,7 +137,9 @@ def _ranked(
     for index, fleet in enumerate(fleets):
         tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
         candidates.append(build(fleet, index < most))
-    rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
+    for each in (each for each in candidates if not each.meets_slos):
+        broken = _predicted(outlook for outlook in each.slos if outlook.confidence == "missed")
+        rejected.append(each.rejected(broken or "the SLO cannot be foreseen at the planned rate"))
     in_time = [candidate for candidate in candidates if candidate.meets_slos]
     met, too_dear = ranking.split_by_budget(request, in_time)
     return fleets, ranking.ranked(request, met), in_time, [*rejected, *too_dear]
@@ -193,7 +194,11 @@ def screen(
         if key not in copies:
             (device, link, degree, setting), host_copies = key
             if (device, setting) not in fits:
-                fits[device, setting] = _fit(request, layout, plan)
+                profile, own = request.profile, layout.setting
+                if own != AS_STATED:
+                    shape = plan.workload.shape
+                    profile = own.profile(as_set(profile, shape, layout.instance.accelerator))
+                fits[device, setting] = fit_of_profile(profile, [set_up(layout, plan.workload)])
             fit = fits[device, setting]
             same_steps = (device, link, degree, setting.of_a_step, host_copies)
             if same_steps not in factors:
@@ -241,15 +246,6 @@ def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, V
     return tuple((load.rate_per_s, load.verdict(request.slos)) for load in pooled(mine))
 
 
-def _fit(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Fit:
-    """The profile under the layout's setting, with its errors."""
-    profile, setting = request.profile, layout.setting
-    if setting != AS_STATED:
-        shape, device = plan.workload.shape, layout.instance.accelerator
-        profile = setting.profile(as_set(profile, shape, device))
-    return fit_of_profile(profile, [set_up(layout, plan.workload)])
-
-
 def best_copies(
     request: RecommendRequest, layouts: Sequence[Planned]
 ) -> dict[EngineKey, CopyCapacity]:
@@ -290,8 +286,8 @@ def best_fleets(
             machines = request.availability.machines(machines)
         if machines is None:
             rejected.append(layout.rejected(_slo_reason(request, copy)))
-        elif machines > MOST_MACHINES:
-            reason = f"{machines:,} machines needed, more than {MOST_MACHINES:,}"
+        elif machines > ranking.MOST_MACHINES:
+            reason = f"{machines:,} machines needed, more than {ranking.MOST_MACHINES:,}"
             rejected.append(layout.rejected(reason))
         else:
             fleets.append(Fleet(layout, copy, machines))
@@ -310,11 +306,6 @@ def _slo_reason(request: RecommendRequest, copy: CopyCapacity) -> str:
                 f"({steady.limiting_part(1.0)} binds)"
             )
     return f"no load keeps {', '.join(str(slo) for slo in request.slos)} as simulated"
-
-
-def _missed(candidate: Candidate) -> Rejection:
-    broken = _predicted(outlook for outlook in candidate.slos if outlook.confidence == "missed")
-    return candidate.rejected(broken or "the SLO cannot be foreseen at the planned rate")
 
 
 def _predicted(outlooks: Iterable[SloOutlook]) -> str:

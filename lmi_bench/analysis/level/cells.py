@@ -19,7 +19,8 @@ from lmi_bench.analysis.model import capacity
 from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile, ProfileKey, as_set
 from lmi_bench.analysis.model.setup import ROUTED_S, Setup
-from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
+from lmi_bench.analysis.model.speculation import PricedSteps
+from lmi_bench.analysis.model.step_time import Pricer
 from lmi_bench.analysis.results.quantiles import counted_quantile
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.config import SchedulerConfig

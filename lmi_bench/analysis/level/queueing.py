@@ -296,20 +296,17 @@ class _Copy:
             self.gaps += (self.now_s - request.last_s, 1, self.now_s)
         else:
             request.first_s = self.now_s
-            self._count_late(request)
+            for place, limit in enumerate(self.late):
+                if request.number >= limit.first and self.now_s - request.sent_s > limit.ttft_s:
+                    self.late_counts[place] += 1
+                    if self.late_counts[place] > limit.most:
+                        raise TooLateError
         request.produced += 1
         request.last_s = self.now_s
         request.ends = self.steps + request.output - request.produced
         heapq.heappush(self.ending, (request.ends, request.number, request))
         self._count(request.to_fill, 1)
         self.since[self.now_s] = self.since.get(self.now_s, 0) + 1
-
-    def _count_late(self, request: _Request) -> None:
-        for place, limit in enumerate(self.late):
-            if request.number >= limit.first and self.now_s - request.sent_s > limit.ttft_s:
-                self.late_counts[place] += 1
-                if self.late_counts[place] > limit.most:
-                    raise TooLateError
 
     def _decode(self, next_arrival_s: float | None) -> int:
         """Decode until a sequence ends, a request arrives that may run, or the cache is full."""

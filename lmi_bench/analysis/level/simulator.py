@@ -140,12 +140,6 @@ class Pool:
         if self.workers < 1:
             raise InputError(f"a pool needs at least 1 worker, got {self.workers}")
 
-    def scheduler(self) -> Scheduler:
-        """An empty scheduler."""
-        speculation = self.speculation
-        drafter = None if speculation is None else ExecutorDrafter(speculation.draft_tokens)
-        return Scheduler(self.config, drafter=drafter)
-
     def prompt(self, request: SentRequest) -> Sequence[int]:
         """Token ids: those of the request, else its own."""
         length = (request.part or request.planned).input_tokens
@@ -175,7 +169,9 @@ class Replica:
     _run_requests: list[SentRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scheduler = self.engine.scheduler()
+        speculation = self.engine.speculation
+        drafter = None if speculation is None else ExecutorDrafter(speculation.draft_tokens)
+        self.scheduler = Scheduler(self.engine.config, drafter=drafter)
 
     @property
     def outstanding(self) -> int:

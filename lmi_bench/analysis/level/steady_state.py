@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from lmi_bench.analysis.model.step_time import Binding, PricedSteps
+from lmi_bench.analysis.model.speculation import PricedSteps
+from lmi_bench.analysis.model.step_time import Binding
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
@@ -128,11 +129,9 @@ class SteadyState:
 
     def _whole_step_s(self, batch: int) -> float:
         """Seconds of a whole batch's decode step, cached."""
-        known = self._decode_s.get(batch)
-        if known is None:
-            known = self.model.step_time_s(self.decode_shape(batch))
-            self._decode_s[batch] = known
-        return known
+        if batch not in self._decode_s:
+            self._decode_s[batch] = self.model.step_time_s(self.decode_shape(batch))
+        return self._decode_s[batch]
 
     def cycle_s(self, batch: float) -> float:
         """Seconds from a sequence's start to its end among `batch` running ones."""

@@ -8,11 +8,12 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
-from lmi_bench.analysis.model.carried import generation, generations
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import (
     V1,
     EngineProfile,
+    generation,
+    generations,
     profile_from_document,
     profile_from_json,
     vllm_defaults,

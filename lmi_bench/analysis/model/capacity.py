@@ -12,11 +12,10 @@ from lmi_bench.analysis.model import memory
 from lmi_bench.analysis.model.profiles import EngineProfile, as_set
 from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
 from lmi_bench.analysis.model.setup import Parallelism, Setup
-from lmi_bench.analysis.model.speculation import SpeculativeModel
+from lmi_bench.analysis.model.speculation import PricedSteps, SpeculativeModel
 from lmi_bench.analysis.model.step_costs import compute_dtype
-from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
+from lmi_bench.analysis.model.step_time import StepTimeModel
 from lmi_bench.catalog.accelerators import Accelerator
-from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -224,26 +223,21 @@ def kv_bytes_of(setup: Setup, context_tokens: float) -> float:
 
 
 def check_devices(setup: Setup) -> None:
-    """`check_degree` of a copy on all its hosts; raises CapacityError for an impossible split."""
+    """Raises InputError if the hosts lack the devices, CapacityError for an impossible split."""
     if setup.split_problem is not None:
         raise CapacityError(setup.split_problem)
     hosts, instance = setup.parallelism.hosts, setup.instance
     if hosts == 1 and setup.parallelism.pipeline == 1:
-        check_degree(instance, setup.tensor_parallel)
+        if not 1 <= setup.tensor_parallel <= instance.num_accelerators:
+            raise InputError(
+                f"tensor parallel {setup.tensor_parallel} is not possible on "
+                f"{instance.instance_type}, which has {instance.num_accelerators} accelerator(s): "
+                f"use 1 to {instance.num_accelerators}"
+            )
     elif setup.devices > hosts * instance.num_accelerators:
         raise InputError(
             f"{setup.devices} devices of a copy are more than {hosts} x {instance.instance_type} "
             f"have ({hosts * instance.num_accelerators}): use more hosts or lower degrees"
-        )
-
-
-def check_degree(instance: Instance, tensor_parallel: int) -> None:
-    """Raises InputError if the machine does not have that many accelerators."""
-    if not 1 <= tensor_parallel <= instance.num_accelerators:
-        raise InputError(
-            f"tensor parallel {tensor_parallel} is not possible on {instance.instance_type}, "
-            f"which has {instance.num_accelerators} accelerator(s): use 1 to "
-            f"{instance.num_accelerators}"
         )
 
 

@@ -10,24 +10,26 @@ from typing import Any
 
 from lmi_bench.analysis.model.memory import checkpoint_format, weight_format
 from lmi_bench.catalog.models import find_model_entry
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.folder import config_file, read_object
 
 USUAL_DTYPE = "float16"
 _USUAL_BITS = 16
 
-# 8 bits before 4: `...-GPTQ-Int8` names both.
-_NAMED = (
-    (re.compile(r"int8|8bit|w8a8|w8a16"), "int8"),
-    (re.compile(r"awq|gptq|int4|4bit|w4a16|w4a8"), "int4"),
-    (re.compile(r"fp8|float8"), "float8"),
-    (re.compile(r"mxfp4"), "mxfp4"),
-    (re.compile(r"(nv)?fp4(a\d+)?"), "nvfp4"),
-)
-_METHODS = {"fp8": "float8", "mxfp4": "mxfp4", "quark": "mxfp4"}
-_ALGORITHMS = {"FP8": "float8", "NVFP4": "nvfp4"}  # of ModelOpt
-_BY_BITS = {4: "int4", 8: "int8"}
+_WORDS = read_rows("dtype_words.csv", "analysis")
 _MX_GROUP = 32  # weights with one scale in MXFP4; 16 in NVFP4
+
+
+def dtype_of(source: str, *words: str) -> str | None:
+    """The format that one of a source's words means, by the first row that fits; None: none.
+
+    source  name, method, algorithm, bits, table or inferencex
+    """
+    for row in _WORDS:  # 8 bits before 4: `...-GPTQ-Int8` names both
+        if row["source"] == source and any(re.fullmatch(row["words"], word) for word in words):
+            return row["dtype"]
+    return None
 
 
 def narrow_dtype(model: str) -> str | None:
@@ -38,10 +40,9 @@ def narrow_dtype(model: str) -> str | None:
     """
     if model and (path := config_file(model)) is not None:
         return _of_config(read_object(path))
-    words = re.split(r"[\s_./-]+", model.lower())
-    for pattern, dtype in _NAMED:
-        if any(pattern.fullmatch(word) for word in words):
-            return dtype
+    named = dtype_of("name", *re.split(r"[\s_./-]+", model.lower()))
+    if named is not None:
+        return named
     try:
         published = checkpoint_format(find_model_entry(model).checkpoint_dtype)
     except InputError:
@@ -80,6 +81,8 @@ def _of_config(config: Mapping[str, Any]) -> str | None:
             return {8: "float8", 4: four}.get(int(stated.get("num_bits") or 0))
     method = str(stated.get("quant_method"))
     if method.startswith("modelopt"):
-        return _ALGORITHMS.get(str(stated.get("quant_algo")))
+        return dtype_of("algorithm", str(stated.get("quant_algo")))
     bits = stated.get("bits", stated.get("num_bits"))
-    return _METHODS.get(method) or (_BY_BITS.get(bits) if isinstance(bits, int) else None)
+    return dtype_of("method", method) or (
+        dtype_of("bits", str(bits)) if type(bits) is int else None
+    )

@@ -223,9 +223,12 @@ def settings_of(
     }
     if profile.defaults == "":  # else a device may have less than the profile says
         applies |= {name: getattr(profile, name) for name in _OF_A_PROFILE}
+    usual = kv_bytes_per_value(dtype)  # that engines choose with such weights
     named: dict[str, Callable[[Any], Any]] = {
         "dtype": lambda name: weight_format(name).name,
-        "kv_dtype": lambda name: _narrower_cache(dtype, name),
+        "kv_dtype": lambda name: (
+            None if kv_bytes_per_value(dtype, name) == usual else name.strip().lower()
+        ),
     }
     names = [item.name for item in fields(EngineSetting)]
     columns = []
@@ -250,9 +253,3 @@ def settings_of(
             "--pp or --hosts"
         )
     return tuple(found)
-
-
-def _narrower_cache(dtype: str, kv_dtype: str) -> str | None:
-    """The format; None for the one that engines choose with such weights."""
-    same = kv_bytes_per_value(dtype, kv_dtype) == kv_bytes_per_value(dtype)
-    return None if same else kv_dtype.strip().lower()

@@ -85,31 +85,21 @@ class MeasuredMachine:
 
 
 def probe_machine() -> MeasuredMachine:
-    """This machine's figures, measured now."""
-    cores = usable_cores()
+    """This machine's figures, measured now: reads and a 32-bit matrix product on all cores."""
+    cores, memory_bytes = usable_cores(), available_memory_bytes()
+    parts = np.array_split(np.ones(_READ_BYTES // 4, dtype=np.float32), cores)
+    with ThreadPoolExecutor(cores) as pool:
+        read_s = _best_s(lambda: list(pool.map(np.max, parts)))
+    left = np.ones((_MATMUL_SIZE, _MATMUL_SIZE), dtype=np.float32)
+    product = np.empty_like(left)
+    product_s = _best_s(lambda: np.matmul(left, left, out=product))
     return MeasuredMachine(
         cores=cores,
-        memory_bytes=available_memory_bytes(),
-        bandwidth_bytes_per_s=read_bandwidth_bytes_per_s(cores),
-        fp32_flop_per_s=matmul_flop_per_s(),
+        memory_bytes=memory_bytes,
+        bandwidth_bytes_per_s=_READ_BYTES / read_s,
+        fp32_flop_per_s=2 * _MATMUL_SIZE**3 / product_s,
         measured_date=datetime.now(UTC).date().isoformat(),
     )
-
-
-def read_bandwidth_bytes_per_s(cores: int) -> float:
-    """Memory read bandwidth of all cores together."""
-    values = np.ones(_READ_BYTES // 4, dtype=np.float32)
-    parts = np.array_split(values, cores)
-    with ThreadPoolExecutor(cores) as pool:
-        return _READ_BYTES / _best_s(lambda: list(pool.map(np.max, parts)))
-
-
-def matmul_flop_per_s() -> float:
-    """Rate of a 32-bit matrix product on all cores."""
-    size = _MATMUL_SIZE
-    left = np.ones((size, size), dtype=np.float32)
-    product = np.empty_like(left)
-    return 2 * size**3 / _best_s(lambda: np.matmul(left, left, out=product))
 
 
 def _best_s(work: Callable[[], object]) -> float:

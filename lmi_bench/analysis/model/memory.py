@@ -7,10 +7,10 @@ and layer, complete on every rank, and linear attention keeps a constant state. 
 arXiv:2309.06180, section 3; DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
@@ -23,8 +23,8 @@ class WeightFormat:
     """A number format of weights.
 
     bits           stored bits a weight, scales included; nominal_bits: without them
-    covers         weights in this format, the others are in 16 bits; experts: of a mixture, else
-                   as linear
+    covers         weights in this format, the others are in 16 bits: all, linear, or experts (of a
+                   mixture, else as linear)
     compute_dtype  type of the matrix products where the device has units for it
     widening_ops   vector operations that convert a stored weight to that type: convert, scale,
                    subtract a zero point; 0 where the products read it as it is
@@ -33,40 +33,33 @@ class WeightFormat:
     name: str
     bits: float
     nominal_bits: float
-    covers: Literal["all", "linear", "experts"]
+    covers: str
     compute_dtype: str
     widening_ops: int = 0
 
 
-_AWQ_GROUP = 128
-_FORMATS = {
-    each.name: each
-    for each in (
-        WeightFormat("float32", 32, 32, "all", "float32"),
-        WeightFormat("float16", 16, 16, "all", "float16"),
-        WeightFormat("bfloat16", 16, 16, "all", "bfloat16"),
-        WeightFormat("float8", 8, 8, "linear", "float8", 0),
-        WeightFormat("int8", 8, 8, "linear", "float16", 2),
-        WeightFormat("int4", 4 + (16 + 4) / _AWQ_GROUP, 4, "linear", "float16", 3),
-        WeightFormat("mxfp4", 4 + 8 / 32, 4, "experts", "float4", 2),
-        WeightFormat("nvfp4", 4 + 8 / 16, 4, "experts", "float4", 2),
+_ROWS: Final = read_rows("number_formats.csv", "analysis")
+_FORMATS: Final = {
+    row["name"]: WeightFormat(
+        row["name"],
+        float(row["bits"]),
+        float(row["nominal_bits"]),
+        row["covers"],
+        row["compute_dtype"],
+        int(row["widening_ops"]),
     )
+    for row in _ROWS
 }
-FORMAT_ALIASES = {
-    "fp32": "float32",
-    "fp16": "float16",
-    "half": "float16",
-    "bf16": "bfloat16",
-    "fp8": "float8",
-    "fp4": "nvfp4",
-    "awq": "int4",
-}
+_ALIASES, _KV_ALIASES = (
+    {alias: row["name"] for row in _ROWS for alias in row[column].split()}
+    for column in ("aliases", "cache_aliases")
+)
 
 
 def weight_format(dtype: str) -> WeightFormat:
     """The format of a name such as fp16, bfloat16, fp8 or int4; raises InputError."""
     key = dtype.strip().lower()
-    known = _FORMATS.get(FORMAT_ALIASES.get(key, key))
+    known = _FORMATS.get(_ALIASES.get(key, key))
     if known is None:
         raise InputError(f"dtype {dtype!r} is not known; use one of {', '.join(_FORMATS)}")
     return known
@@ -142,12 +135,7 @@ def streamed_params(shape: ModelShape) -> int:
 KV_BYTES_PER_VALUE = 2.0  # 16-bit cache, the default of every engine here
 _WIDE_WEIGHTS = ("float32", "fp32")
 # the scale of a tensor or head is negligible
-_KV_FORMATS: Final = ("float32", "float16", "bfloat16", "float8", "int8")
-_KV_ALIASES: Final[Mapping[str, str]] = {
-    **FORMAT_ALIASES,
-    "fp8_e4m3": "float8",
-    "fp8_e5m2": "float8",
-}
+_KV_FORMATS: Final = tuple(row["name"] for row in _ROWS if row["cache"])
 
 
 def kv_bytes_per_value(dtype: str, kv_dtype: str | None = None) -> float:
@@ -159,7 +147,7 @@ def kv_bytes_per_value(dtype: str, kv_dtype: str | None = None) -> float:
     if kv_dtype is None:
         return 4.0 if dtype.strip().lower() in _WIDE_WEIGHTS else KV_BYTES_PER_VALUE
     word = kv_dtype.strip().lower()
-    name = _KV_ALIASES.get(word, word)
+    name = (_ALIASES | _KV_ALIASES).get(word, word)
     if name not in _KV_FORMATS:
         raise InputError(
             f"KV cache dtype {kv_dtype!r} is not known; use one of {', '.join(_KV_FORMATS)}"

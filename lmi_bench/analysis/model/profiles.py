@@ -6,11 +6,14 @@ values. vLLM before 0.5.4: whole prompts, as many in a step as one of the model'
 a step (pull request 6666), 2,048 from 0.6.5 on (10544). From 0.8 on (V1): chunks, 8,192 tokens and
 1,024 sequences on devices of at least 70 GiB but for the A100, else 2,048 and 256 (`arg_utils.py`,
 a server's context). SGLang: prompt steps by the device's memory (`server_args.py`).
+
+On devices and models that a profile was not fitted to, the doubts of its constants are wider: other
+kernels have other times of a layer, and most machines do not state a shared host bridge.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -20,7 +23,9 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, cell_from_json, cell_to_json
-from lmi_bench.catalog.accelerators import Accelerator
+from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.catalog.accelerators import Accelerator, find_accelerator, is_accelerator
+from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import check_types
 from lmi_bench.core.units import GIB
@@ -392,11 +397,16 @@ def as_set(
     if not rule:
         return profile
     if rule in (V1, SGLANG):
-        tokens, batch = _by_memory(rule, device)
+        tokens, batch = _V1_SMALL
+        if rule == SGLANG:
+            fitting = (most for below, most in _SGLANG_TOKENS if device.memory_bytes < below)
+            tokens, batch = next(fitting, _V1_LARGE[0]), profile.max_batch_size
+        elif device.memory_bytes >= _LARGE_BYTES and not device.name.startswith("A100"):
+            tokens, batch = _V1_LARGE
         return replace(
             profile,
             max_prefill_tokens=min(tokens, profile.max_prefill_tokens),
-            max_batch_size=min(batch or profile.max_batch_size, profile.max_batch_size),
+            max_batch_size=min(batch, profile.max_batch_size),
             defaults="",
         )
     context = int(min(cache_tokens, shape.max_positions))
@@ -407,10 +417,52 @@ def as_set(
     return replace(profile, chunked_prefill=False, max_prefill_tokens=whole, defaults="")
 
 
-def _by_memory(rule: str, device: Accelerator) -> tuple[int, int]:
-    """Tokens of a step, and limit on sequences (0: none)."""
-    if rule == V1:
-        large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith("A100")
-        return _V1_LARGE if large else _V1_SMALL
-    fitting = (tokens for below, tokens in _SGLANG_TOKENS if device.memory_bytes < below)
-    return next(fitting, _V1_LARGE[0]), 0
+_PER_LAYER: Final = ("gap_per_layer_s", "host_per_layer_s")
+_OTHER_KERNELS: Final = 0.5
+"""Standard deviation of the logarithm of a layer's times. Fits of one engine differ by a factor of
+1.3 in the gap of a layer between two tables on H100, and of 3 between MI300X and MI355X."""
+
+
+def carried(profile: EngineProfile, setups: Iterable[Setup]) -> EngineProfile:
+    """The profile with the doubts that these set-ups add to its parameters."""
+    added: dict[str, float] = {}
+    for setup in setups:
+        device, link = setup.instance.accelerator, setup.instance.link
+        known = generations(profile)  # none: it was not fitted
+        is_new = bool(known) and generation(device) not in known
+        if is_new or _first_mixture(profile, setup):
+            added |= dict.fromkeys(_PER_LAYER, _OTHER_KERNELS)
+        if setup.tensor_parallel > 1 and link.kind == "pcie" and link.is_shared is None:
+            # a shared bridge carries tp times the bytes: half of that factor either way
+            doubt = math.log(setup.tensor_parallel) / 2
+            added["pcie_share"] = max(doubt, added.get("pcie_share", 0.0))
+    if not added:
+        return profile
+    wider = {
+        name: math.hypot(profile.log_sd[name], sd)
+        for name, sd in added.items()
+        if profile.log_sd.get(name)
+    }
+    return replace(profile, log_sd={**profile.log_sd, **wider})
+
+
+def generations(profile: EngineProfile) -> frozenset[tuple[str, int, bool]]:
+    """Of the devices that the profile was fitted to; empty for a prior or a processor."""
+    names = filter(is_accelerator, profile.accelerators)
+    return frozenset(generation(find_accelerator(name)) for name in names)
+
+
+def generation(device: Accelerator) -> tuple[str, int, bool]:
+    """Vendor, CUDA's major capability, and whether it has FP4 units (AMD states no capability)."""
+    capability = int(device.compute_capability or 0)
+    return device.vendor, capability, device.fp4_flop_per_s is not None
+
+
+def _first_mixture(profile: EngineProfile, setup: Setup) -> bool:
+    """Whether the model is a mixture, and the profile was fitted to none."""
+    if not setup.shape.is_moe or not profile.models:
+        return False
+    try:
+        return not any(find_model(name).is_moe for name in profile.models)
+    except InputError:
+        return False

@@ -131,3 +131,7 @@ class SpeculativeModel:
             return decode_s + step_s
 
         return priced
+
+
+PricedSteps = step_time.StepTimeModel | SpeculativeModel
+"""A model of step times, for closed forms, traces and simulations."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,22 +53,6 @@ def counts_of(step: StepShape) -> tuple[int, int, int, int, int, int]:
     decode = step.decode_sequences, step.decode_context_tokens
     prompts = step.prefill_sequences, step.prefill_tokens
     return *decode, *prompts, step.prefill_context_pairs, step.prefill_context_tokens
-
-
-class PricedSteps(Protocol):
-    """A model of step times, for closed forms, traces and simulations."""
-
-    def step_time_s(self, shape: StepShape) -> float:
-        """Seconds of one step."""
-
-    def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
-        """Seconds of each row, repeats included, shape (rows,)."""
-
-    def pricer(self) -> Pricer:
-        """`step_time_s` as a plain function of counts."""
-
-    def explain(self, step: StepShape) -> StepParts:
-        """The step's time by part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,20 +257,6 @@ def _attention(
     return seconds
 
 
-def _step_seconds(costs: StepCosts) -> Counted[float]:
-    """The sum for one step, with the costs for its number of rows."""
-    few = step_sum(costs, _larger)
-    if costs.many is None:
-        return few
-    many, from_rows = step_sum(costs.many, _larger), costs.many_rows
-
-    def seconds(*counts: float) -> Seconds[float]:
-        tokens, drafted = counts[3], counts[6]
-        return (many if drafted + tokens >= from_rows else few)(*counts)
-
-    return seconds
-
-
 class StepTimeModel:
     """Predicts steps of one model copy, without speculation; a StepTime.
 
@@ -298,7 +268,17 @@ class StepTimeModel:
 
     @cached_property
     def _seconds(self) -> Counted[float]:
-        return _step_seconds(self._costs)
+        """The sum for one step, with the costs for its number of rows."""
+        few, from_rows = step_sum(self._costs, _larger), self._costs.many_rows
+        if self._costs.many is None:
+            return few
+        many = step_sum(self._costs.many, _larger)
+
+        def seconds(*counts: float) -> Seconds[float]:
+            tokens, drafted = counts[3], counts[6]
+            return (many if drafted + tokens >= from_rows else few)(*counts)
+
+        return seconds
 
     @cached_property
     def _price(self) -> Pricer:

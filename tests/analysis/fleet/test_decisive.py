@@ -10,8 +10,8 @@ from types import FunctionType
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.fleet.decisive import decisive_measurements
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
+from lmi_bench.analysis.fleet.ranking import decisive_measurements
 from lmi_bench.analysis.fleet.recommender import prepare, recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, Workload

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.fleet.presets import LOWER_COST, LOWER_LATENCY, presets
+from lmi_bench.analysis.fleet.accelerator_comparison import LOWER_COST, LOWER_LATENCY, presets
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 

@@ -9,8 +9,8 @@ import pytest
 from lmi_bench.analysis.fit.fit import fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR, VLLM_0_12
-from lmi_bench.analysis.model.carried import carried
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
+from lmi_bench.analysis.model.profiles import carried
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import bare_machine, find_instance
