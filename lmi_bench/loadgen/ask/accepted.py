@@ -11,6 +11,7 @@ from typing import Final
 
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.redaction import redact_text
+from lmi_bench.core.texts import say
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.ask.probe import EndlessError, Probe, Reply, UnansweredError
 from lmi_bench.wire.event import WireEvent, WireFormat
@@ -109,10 +110,7 @@ def check_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> None:
         return
     said = redact_text(str(wire_format.error(reply.status, reply.body)), probe.keys)
     if probe.keys:
-        raise InputError(
-            f"{probe.url} refuses the key that it is given ({said}): give another with --api-key, "
-            "or -H 'Name: value'"
-        )
+        raise InputError(say("key refused", probe=probe, said=said))
     raise InputError(f"{probe.url} wants a key ({said}): give --api-key, or -H 'Name: value'")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.texts import say
 from lmi_bench.loadgen.ask import accepted
 from lmi_bench.loadgen.ask.probe import Probe, Reply
 from lmi_bench.wire.event import WireEvent, WireFormat
@@ -65,10 +66,7 @@ class Discovery(accepted.Accepted):
             "chunks": "chunks, since it states none",
         }
         source = sources[self.token_source(tokenizer=tokenizer)]
-        return (
-            f"found {self.server}: protocol {self.protocol}, model {self.model}{limit}; "
-            f"token counts: {source}"
-        )
+        return say("discovery", self=self, limit=limit, source=source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +119,7 @@ def discover(
             + _end_notes(candidate, events, stream=stream),
             wire_format=wire_format if wire_format is accepted.OLD_LENGTH else None,
         )
-    raise InputError(
-        f"{probe.url} answers, but in no protocol known here ({_by_reason(tried)}). Is the address "
-        "right? The whole path of the API, such as http://host:8000/v1/chat/completions, or "
-        "--protocol says what to ask"
-    )
+    raise InputError(say("no protocol", probe=probe, reasons=_by_reason(tried)))
 
 
 def _by_reason(tried: Sequence[tuple[str, str]]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import Listener
+from lmi_bench.core.texts import say
 from lmi_bench.loadgen.run.channel import Channel, Role
 
 SECRET = "LMI_BENCH_SECRET"  # noqa: S105 - the variable's name
@@ -62,10 +63,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     for each in text.split(","):
         word = _HOST.fullmatch(each.strip())
         if word is None:
-            raise InputError(
-                f"--hosts {text}: write local, join, HOST or USER@HOST with commas between them, "
-                "and NAME*4 for four workers there"
-            )
+            raise InputError(say("hosts grammar", text=text))
         name, path, count = word.groups()
         ssh = (*_SSH, "--", name, f"{shlex.quote(path or 'lmi-bench')} worker")
         host = {"local": LOCAL, "join": JOIN}.get(name, Host(name, ssh))
@@ -85,10 +83,7 @@ def read_secret() -> str:
     """The secret that workers which dial in share with the sweep; raises InputError."""
     secret = os.environ.get(SECRET, "").strip()
     if len(secret) < LEAST_SECRET:
-        raise InputError(
-            f"set the variable {SECRET} to the same {LEAST_SECRET} characters or more for "
-            "the sweep and its workers, such as those of: openssl rand -hex 16"
-        )
+        raise InputError(say("secret unset", name=SECRET, least=LEAST_SECRET))
     return secret
 
 

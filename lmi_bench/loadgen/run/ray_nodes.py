@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.texts import say
 from lmi_bench.loadgen.run.hosts import SECRET, parse_address, read_secret
 
 _CONNECT_S, _PLACE_S = 10.0, 60.0  # to the cluster; for a free core on every node
@@ -46,10 +47,7 @@ def ray_workers(address: str, connect: str) -> Iterator[tuple[int, Callable[[], 
         nodes = sum(node["Alive"] for node in ray.nodes())
         group = ray.util.placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD")
         if not group.wait(_PLACE_S):
-            raise InputError(
-                f"--ray {address}: not each of its {nodes} nodes has a free core within "
-                f"{_PLACE_S:.0f} s"
-            )
+            raise InputError(say("ray no core", address=address, nodes=nodes, place_s=_PLACE_S))
         placed = importlib.import_module("ray.util.scheduling_strategies")
         for node in range(nodes):
             place = placed.PlacementGroupSchedulingStrategy(group, node)
