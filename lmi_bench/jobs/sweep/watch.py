@@ -17,11 +17,9 @@ from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.aws.cloudwatch import timed_levels
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.channel import Job
-from lmi_bench.loadgen.run.hosts import JOIN, Host, shown
-from lmi_bench.loadgen.run.ray_nodes import ray_workers
+from lmi_bench.loadgen.run.hosts import JOIN, Host, ray_workers, shown
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
-from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
-from lmi_bench.loadgen.watch.host_cpu import HostCpu
+from lmi_bench.loadgen.watch.machine import HostCpu, open_gpu_power
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 from lmi_bench.targets.bench import Access, Bench
 

@@ -21,8 +21,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.core.texts import say
 from lmi_bench.core.units import MS_PER_S
-from lmi_bench.loadgen.watch.gpu_power import GpuPower
-from lmi_bench.loadgen.watch.host_cpu import HostCpu
+from lmi_bench.loadgen.watch.machine import GpuPower, HostCpu
 from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth, read_page
 
 EVERY_S = 1.0
