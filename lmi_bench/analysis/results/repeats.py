@@ -16,6 +16,7 @@ from lmi_bench.analysis.results.checks import REPEAT_TOLERANCE
 from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.analysis.results.sweep_curve import work_per_s
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, WHOLE, Level, NextLevel, Spread, SteadyWindow
 from lmi_bench.core.load import Load
@@ -338,13 +339,7 @@ def _pool(
     return level, tuple(pooled)
 
 
-_POOLED = (
-    "requests", "start_requests", "errors", "errors_by_kind", "error_examples", "output_tokens",
-    "input_tokens", "wall_s", "throughput_tokens_per_s", "total_throughput_tokens_per_s",
-    "request_throughput_per_s", "reasoning_tokens", "reasoning_token_share", "mean_concurrency",
-    "little_law_ratio", "retries", "unplanned_lengths", "unequal_counts", "cached_prompt_frac",
-    "held", "requests_by_replica",
-)  # fmt: skip
+_POOLED = [row["figure"] for row in read_rows("pooled_figures.csv", "analysis")]
 """Figures of a level that are computed from the requests of all attempts."""
 
 

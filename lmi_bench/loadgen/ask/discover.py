@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.texts import say
@@ -193,13 +194,8 @@ def takes_token_ids(probe: Probe, *, model: str, stream: bool = True) -> bool:
         return True
 
 
-_SUFFIXES: Mapping[str, tuple[str, ...]] = {
-    "/v1/chat/completions": ("openai-chat",),
-    "/v1/completions": ("openai",),
-    "/generate_stream": ("tgi",),
-    "/generate": ("tgi",),
-    "/invocations": ("lmi", "openai", "openai-chat"),
-    "/v1": ("openai", "openai-chat"),
+_SUFFIXES: Final = {
+    row["path_end"]: row["protocols"].split() for row in read_rows("protocol_paths.csv", "loadgen")
 }
 """Protocols by the end of a path; `/invocations` may be any container's."""
 _NOT_THIS_PATH = (404, 405, 501)

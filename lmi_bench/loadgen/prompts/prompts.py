@@ -15,14 +15,16 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
 from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import LengthDistribution, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
+from lmi_bench.core.sessions import SessionRequest
 from lmi_bench.core.texts import say
-from lmi_bench.core.traces import Trace
+from lmi_bench.core.traces import Trace, TraceRequest
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.tokenizer import Tokenizer
 
@@ -288,13 +290,10 @@ class TracePrompts(SyntheticPrompts):
         ]
 
 
-def mean_lengths(trace: Trace) -> Lengths:
-    """Mean lengths of a trace, rounded to tokens."""
-    n = len(trace.requests)
-    return Lengths(
-        round(sum(request.input_tokens for request in trace.requests) / n),
-        round(sum(request.output_tokens for request in trace.requests) / n),
-    )
+def mean_lengths(requests: Sequence[TraceRequest | SessionRequest]) -> Lengths:
+    """Mean lengths of recorded requests, rounded to tokens."""
+    lengths = ((each.input_tokens, each.output_tokens) for each in requests)
+    return Lengths(*(round(fmean(tokens)) for tokens in zip(*lengths, strict=True)))
 
 
 DatasetEntry = tuple[str, int | None]
