@@ -98,15 +98,16 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
     """Replay the plan's load and compare; raises InputError before anything is written."""
     plan = load_recommendation(settings.recommendation)
     candidate = plan.best
-    share = _share(settings, candidate)
+    simulated, copies = settings.target.startswith("sim:"), _serving(candidate) * candidate.copies
+    own_share = 1 / copies if simulated else 1.0
+    share = own_share if settings.share is None else settings.share
     path, profile = settings.update_profile, None
     if path is not None:
-        copies = _serving(candidate) * candidate.copies
         check_learnable(plan, share * copies)
         profile = known_profile(plan, path)
     folder = settings.out or Path("runs") / f"verify-{settings.recommendation.stem}"
     overrides = _overrides(settings, plan, share, listener)
-    if settings.target.startswith("sim:"):
+    if simulated:
         overrides["engine.profile"] = _profile_for(plan, folder)
     result = sweep_scenario(
         parse_scenario({}).with_overrides(overrides),
@@ -135,14 +136,6 @@ def _warnings(plan: SavedRecommendation, run: Run, line: Level) -> Iterator[str]
             yield f"the plan is for {plan.model}, but the target says that it serves {served}"
     if line.stopped_by == DECIDED:
         yield say("verify stopped", line=line)
-
-
-def _share(settings: VerifySettings, candidate: Candidate) -> float:
-    if settings.share is not None:
-        return settings.share
-    if not settings.target.startswith("sim:"):
-        return 1.0
-    return 1 / (_serving(candidate) * candidate.copies)
 
 
 def _serving(candidate: Candidate) -> int:

@@ -157,7 +157,9 @@ class SageMakerFormat:
     ) -> TargetError:
         """The category of a failed request: by the error's name and the container's status."""
         reply = load_object(body) or {}
-        name = _error_name(reply, headers)
+        stated = headers.get(_ERROR_TYPE, b"").decode("latin-1")
+        stated = stated or str(reply.get("__type") or reply.get("code") or "")
+        name = stated.split(":")[0].rsplit("#", 1)[-1]  # no URI behind it, no name space before it
         if name == "ModelError":
             return self._model_error(status, body, reply)
         kind = _KINDS.get(name, status_kind(status))
@@ -173,11 +175,3 @@ class SageMakerFormat:
             return TargetError("timeout", f"ModelError, the invocation timed out: {message}")
         cause = self.container.error(original, str(reply.get("OriginalMessage") or "").encode())
         return TargetError(cause.kind, f"ModelError, the container answered {cause}")
-
-
-def _error_name(reply: dict[str, Any], headers: Mapping[bytes, bytes]) -> str:
-    """The error's name, without a name space before `#` or a URI after `:`."""
-    raw = headers.get(_ERROR_TYPE, b"").decode("latin-1") or str(
-        reply.get("__type") or reply.get("code") or ""
-    )
-    return raw.split(":")[0].rsplit("#", 1)[-1]

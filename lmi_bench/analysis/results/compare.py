@@ -119,7 +119,9 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
         )
     left, right = _sides(a), _sides(b)
     if not are_paired(a, b):
-        right = {key: replace(side, records=_unpaired(side)) for key, side in right.items()}
+        for key, side in right.items():  # under keys that no other run has
+            own = {(-1 - attempt, name): r for (attempt, name), r in side.records.items()}
+            right[key] = replace(side, records=own)
     common = sorted(set(left) & set(right))
     if not common:
         raise InputError(say("no common level", a=a, b=b, left=_loads(left), right=_loads(right)))
@@ -172,11 +174,6 @@ def _compared(scenario: RunScenario) -> dict[str, Any]:
 def are_paired(a: Run, b: Run) -> bool:
     """Whether two runs sent the same requests, which one seed makes."""
     return a.manifest.scenario.seed == b.manifest.scenario.seed
-
-
-def _unpaired(side: _Side) -> dict[Key, RequestRecord]:
-    """The records under keys that no other run has."""
-    return {(-1 - attempt, name): each for (attempt, name), each in side.records.items()}
 
 
 def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:

@@ -31,13 +31,13 @@ from lmi_bench.core.scenario import (
 )
 from lmi_bench.core.slo import parse_goodput, parse_slo
 from lmi_bench.core.texts import say
-from lmi_bench.jobs.settings.sweep import ClientSettings, SweepSettings, read_workers
+from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
 from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
 from lmi_bench.jobs.sweep.startup import measured_startup
 from lmi_bench.loadgen.prompts.prompts import Prompts
-from lmi_bench.loadgen.run.hosts import JOIN, Host, parse_address, parse_hosts
+from lmi_bench.loadgen.run.hosts import JOIN, parse_address, parse_hosts
 from lmi_bench.loadgen.run.level_runner import Progress
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
@@ -100,6 +100,9 @@ def read_options(settings: SweepSettings) -> SweepOptions:
     stated, client, max_errors = settings.limits, settings.client, settings.limits.max_errors
     goodput = " ".join(stated.goodput)
     wait_s = client.cloudwatch_wait
+    if client.ray is not None and client.hosts is not None:
+        raise InputError("--ray and --hosts both say where workers run: leave one out")
+    hosts = (JOIN,) if client.ray else parse_hosts(client.hosts) if client.hosts else ()
     return SweepOptions(
         access=Access(settings.target.api_key, read_headers(settings.target.header)),
         budget=limits.Budget(stated.price_per_hour, stated.instance, stated.max_spend),
@@ -109,7 +112,7 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         client=watch.Client(
             read_workers(client.workers),
             client.metrics_url,
-            _hosts(client),
+            hosts,
             parse_address(client.listen, "--listen"),
             client.ray,
         ),
@@ -122,12 +125,6 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         live=settings.run.live,
         startup=settings.run.measure_startup,
     )
-
-
-def _hosts(client: ClientSettings) -> tuple[Host, ...]:
-    if client.ray is not None and client.hosts is not None:
-        raise InputError("--ray and --hosts both say where workers run: leave one out")
-    return (JOIN,) if client.ray else parse_hosts(client.hosts) if client.hosts else ()
 
 
 def sweep_scenario(

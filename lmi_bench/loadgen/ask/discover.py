@@ -269,7 +269,9 @@ def discover(
     if model is None and len(hints.models) > 1:
         notes = (f"{len(hints.models)} models are served; {name} is measured (--model names one)",)
     tried: list[tuple[str, str]] = []
-    for candidate in _candidates(protocol, probe.path, hints):
+    by_path = next((names for end, names in _SUFFIXES.items() if probe.path.endswith(end)), ())
+    likely = dict.fromkeys(by_path or (*hints.protocols, *DISCOVERED))
+    for candidate in likely if protocol is None else (protocol,):
         wire_format, reply, forced = ask_for_two(
             probe, find_format(candidate, stream=stream), name, stream=stream
         )
@@ -299,14 +301,6 @@ def _by_reason(tried: Sequence[tuple[str, str]]) -> str:
     for name, reason in tried:
         names.setdefault(reason, []).append(name)
     return "; ".join(f"{', '.join(group)}: {reason}" for reason, group in names.items())
-
-
-def _candidates(protocol: str | None, path: str, hints: _Hints) -> list[str]:
-    """Protocols to try, most likely first."""
-    if protocol is not None:
-        return [protocol]
-    by_path = next((names for end, names in _SUFFIXES.items() if path.endswith(end)), ())
-    return list(dict.fromkeys(by_path or (*hints.protocols, *DISCOVERED)))
 
 
 def _ask(probe: Probe) -> _Hints:

@@ -13,7 +13,7 @@ answer, whose clock has stepped or that gets too little of a core is named withi
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal
 
@@ -241,7 +241,19 @@ class WorkerPool:
                 for other in workers:
                     other.channel.send(channels.Stop(state.stopped_by))
             states[number] = state
-            on_progress(_sum(states.values(), order.spec))
+            so_far = states.values()
+            on_progress(
+                Progress(
+                    level=order.spec.index,
+                    label=order.spec.load.name,
+                    state="running",
+                    done=sum(each.done for each in so_far),
+                    total=order.spec.num_requests,
+                    errors=sum(each.errors for each in so_far),
+                    elapsed_s=max(each.elapsed_s for each in so_far),
+                    tokens=sum(each.tokens for each in so_far),
+                )
+            )
 
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_watch(worker)) for worker in workers]
@@ -287,17 +299,3 @@ def _needed(spec: LevelSpec, finished: Sequence[Level]) -> int:
     before = last.load.on(spec.load.axis)
     grown = spec.load.value / before if before else 1.0
     return max(1, math.ceil(share * workers * grown / MAX_CORE_SHARE))
-
-
-def _sum(states: Collection[Progress], spec: LevelSpec) -> Progress:
-    """The progress of all workers together."""
-    return Progress(
-        level=spec.index,
-        label=spec.load.name,
-        state="running",
-        done=sum(state.done for state in states),
-        total=spec.num_requests,
-        errors=sum(state.errors for state in states),
-        elapsed_s=max(state.elapsed_s for state in states),
-        tokens=sum(state.tokens for state in states),
-    )
