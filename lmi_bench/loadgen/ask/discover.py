@@ -268,7 +268,7 @@ def discover(
     notes: tuple[str, ...] = ()
     if model is None and len(hints.models) > 1:
         notes = (f"{len(hints.models)} models are served; {name} is measured (--model names one)",)
-    tried: list[tuple[str, str]] = []
+    tried: dict[str, list[str]] = {}  # protocols by the reason why they do not fit
     by_path = next((names for end, names in _SUFFIXES.items() if probe.path.endswith(end)), ())
     likely = dict.fromkeys(by_path or (*hints.protocols, *DISCOVERED))
     for candidate in likely if protocol is None else (protocol,):
@@ -279,7 +279,7 @@ def discover(
         try:
             events = _answer(wire_format, reply, stream=stream)
         except TargetError as exc:
-            tried.append((candidate, str(exc)))
+            tried.setdefault(str(exc), []).append(candidate)
             continue
         return Discovery(
             protocol=candidate,
@@ -292,15 +292,8 @@ def discover(
             notes=notes + length_notes(wire_format) + _end_notes(candidate, events, stream=stream),
             wire_format=wire_format if wire_format is OLD_LENGTH else None,
         )
-    raise InputError(say("no protocol", probe=probe, reasons=_by_reason(tried)))
-
-
-def _by_reason(tried: Sequence[tuple[str, str]]) -> str:
-    """Why each protocol did not fit, grouped by reason."""
-    names: dict[str, list[str]] = {}
-    for name, reason in tried:
-        names.setdefault(reason, []).append(name)
-    return "; ".join(f"{', '.join(group)}: {reason}" for reason, group in names.items())
+    reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in tried.items())
+    raise InputError(say("no protocol", probe=probe, reasons=reasons))
 
 
 def _ask(probe: Probe) -> _Hints:
