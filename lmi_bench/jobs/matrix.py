@@ -27,7 +27,7 @@ from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
 from lmi_bench.report.live import REPORT_FILE
 from lmi_bench.targets.bench import Access
 
-_TARGET_FIELDS = ("name", "instance", "price_per_hour", "api_key_env")
+_TARGET_FIELDS = ("name", "instance", "price_per_hour", "api_key_env")  # in the order of Cell
 
 
 class _MatrixFile(Section):
@@ -74,6 +74,11 @@ class Cell:
         if not key:
             raise InputError(f"target {self.target}: the variable {self.api_key_env} is not set")
         return key
+
+    def to_json(self) -> dict[str, Any]:
+        """As matrix.json has it."""
+        known = {"target": self.target, "payload": self.payload, "run": self.folder}
+        return known | {"state": self.state, "error": self.error or None}
 
     def keep(self, result: SweepResult) -> None:
         """Take over how the cell's sweep ended."""
@@ -134,14 +139,8 @@ def _cell(
     fields = _merged(_merged(defaults, payload), stated)
     fields["name"] = f"{payload['name']} on {own['name']}"
     scenario = parse_scenario(fields, source=f"{path}, {fields['name']}")
-    return Cell(
-        target=str(own["name"]),
-        payload=str(payload["name"]),
-        scenario=scenario,
-        instance=own.get("instance"),
-        usd_per_hour=own.get("price_per_hour"),
-        api_key_env=own.get("api_key_env"),
-    )
+    known: list[Any] = [own.get(name) for name in _TARGET_FIELDS[1:]]
+    return Cell(str(own["name"]), str(payload["name"]), scenario, *known)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,7 +237,9 @@ def run_matrix(
             listener.warn(f"{name} failed: {exc}")
         except KeyboardInterrupt:
             interrupted, each.state = True, _state(folder / each.folder)
-        _write_state(folder, path.name, cells)
+        listed = [each.to_json() for each in cells]
+        state = {"schema_version": 1, "matrix": path.name, "cells": listed}
+        write_whole(folder / MATRIX_FILE, state)
         if interrupted:
             break
     return MatrixResult(folder, path, tuple(cells), _write_report(folder, cells), interrupted)
@@ -279,13 +280,6 @@ def _state(folder: Path) -> str:
     if (folder / KNEES).exists():
         return "finished"
     return "unfinished" if (folder / MANIFEST).exists() else "waiting"
-
-
-def _write_state(folder: Path, matrix: str, cells: Sequence[Cell]) -> None:
-    names = ("target", "payload", "run", "state", "error")
-    rows = ((c.target, c.payload, c.folder, c.state, c.error or None) for c in cells)
-    listed = [dict(zip(names, row, strict=True)) for row in rows]
-    write_whole(folder / MATRIX_FILE, {"schema_version": 1, "matrix": matrix, "cells": listed})
 
 
 def _write_report(folder: Path, cells: Sequence[Cell]) -> Path | None:

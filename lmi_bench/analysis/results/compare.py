@@ -141,16 +141,14 @@ def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
     normal = NormalDist()
     alpha = (1 - CONFIDENCE) / max(1, len(ranked))
     needed = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)  # standard deviations
-    seen = [
-        d
-        if d.noise is None
-        else replace(d, detectable=max(d.detectable or 0.0, math.expm1(needed * d.noise)))
-        for d in differences
-    ]
-    return [
-        d if i in sure or d.verdict == "unknown" else replace(d, verdict="no difference")
-        for i, d in enumerate(seen)
-    ]
+    found = []
+    for i, d in enumerate(differences):
+        verdict: Verdict = d.verdict if i in sure or d.verdict == "unknown" else "no difference"
+        least = d.detectable
+        if d.noise is not None:
+            least = max(least or 0.0, math.expm1(needed * d.noise))
+        found.append(replace(d, verdict=verdict, detectable=least))
+    return found
 
 
 def workload_differences(a: RunScenario, b: RunScenario) -> list[str]:
