@@ -18,6 +18,7 @@ from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario, read_yaml
 from lmi_bench.core.scenario_sections import Section
+from lmi_bench.core.texts import say
 from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
@@ -26,7 +27,7 @@ from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
 from lmi_bench.report.live import REPORT_FILE
 from lmi_bench.targets.bench import Access
 
-_TARGET_FIELDS = ("name", "instance", "price_per_hour", "api_key_env")
+_TARGET_FIELDS = ("name", "instance", "price_per_hour", "api_key_env")  # in the order of Cell
 
 
 class _MatrixFile(Section):
@@ -64,6 +65,11 @@ class Cell:
     def title(self) -> str:
         """The cell's name in tables and reports."""
         return f"{self.payload} on {self.target}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As matrix.json has it."""
+        known = {"target": self.target, "payload": self.payload, "run": self.folder}
+        return known | {"state": self.state, "error": self.error or None}
 
     def keep(self, result: SweepResult) -> None:
         """Take over how the cell's sweep ended."""
@@ -123,14 +129,8 @@ def _cell(
     fields = _merged(_merged(defaults, payload), stated)
     fields["name"] = f"{payload['name']} on {target['name']}"
     scenario = parse_scenario(fields, source=f"{path}, {fields['name']}")
-    return Cell(
-        target=str(target["name"]),
-        payload=str(payload["name"]),
-        scenario=scenario,
-        instance=target.get("instance"),
-        usd_per_hour=target.get("price_per_hour"),
-        api_key_env=target.get("api_key_env"),
-    )
+    known: list[Any] = [target.get(name) for name in _TARGET_FIELDS[1:]]
+    return Cell(str(target["name"]), str(payload["name"]), scenario, *known)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,9 +202,7 @@ def run_matrix(
     cells, options = read_matrix(path), read_options(settings)
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
     if folder.exists() and not run.resume:
-        raise InputError(
-            f"{folder} exists: name another folder with --out, or continue it with --resume"
-        )
+        raise InputError(say("matrix folder exists", folder=folder))
     folder.mkdir(parents=True, exist_ok=True)
     for each in cells:
         each.state = _state(folder / each.folder)
@@ -230,8 +228,7 @@ def run_matrix(
             listener.warn(f"{name} failed: {exc}")
         except KeyboardInterrupt:
             interrupted, each.state = True, _state(folder / each.folder)
-        rows = [(c.target, c.payload, c.folder, c.state, c.error or None) for c in cells]
-        listed = [dict(zip(_STATE_KEYS, row, strict=True)) for row in rows]
+        listed = [each.to_json() for each in cells]
         state = {"schema_version": 1, "matrix": path.name, "cells": listed}
         write_whole(folder / MATRIX_FILE, state)
         if interrupted:

@@ -27,6 +27,7 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import AUTO, is_endpoint, parse_scenario
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.texts import say
 from lmi_bench.jobs.files import SavedRecommendation, load_recommendation
 from lmi_bench.jobs.settings.plan import VerifySettings
 from lmi_bench.jobs.sweep.result import SweepResult
@@ -97,15 +98,16 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
     """Replay the plan's load and compare; raises InputError before anything is written."""
     plan = load_recommendation(settings.recommendation)
     candidate = plan.best
-    share = _share(settings, candidate)
+    simulated, copies = settings.target.startswith("sim:"), _serving(candidate) * candidate.copies
+    own_share = 1 / copies if simulated else 1.0
+    share = own_share if settings.share is None else settings.share
     path, profile = settings.update_profile, None
     if path is not None:
-        copies = _serving(candidate) * candidate.copies
         check_learnable(plan, share * copies)
         profile = known_profile(plan, path)
     folder = settings.out or Path("runs") / f"verify-{settings.recommendation.stem}"
     overrides = _overrides(settings, plan, share, listener)
-    if settings.target.startswith("sim:"):
+    if simulated:
         overrides["engine.profile"] = _profile_for(plan, folder)
     result = sweep_scenario(
         parse_scenario({}).with_overrides(overrides),
@@ -133,18 +135,7 @@ def _warnings(plan: SavedRecommendation, run: Run, line: Level) -> Iterator[str]
         if served and find_model(served).name != find_model(plan.model).name:
             yield f"the plan is for {plan.model}, but the target says that it serves {served}"
     if line.stopped_by == DECIDED:
-        yield (
-            f"stopped after {line.sent} requests: an SLO is certain to be missed, and the figures "
-            "are of these requests alone"
-        )
-
-
-def _share(settings: VerifySettings, candidate: Candidate) -> float:
-    if settings.share is not None:
-        return settings.share
-    if not settings.target.startswith("sim:"):
-        return 1.0
-    return 1 / (_serving(candidate) * candidate.copies)
+        yield say("verify stopped", line=line)
 
 
 def _serving(candidate: Candidate) -> int:
@@ -208,9 +199,7 @@ def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
         name for name in ("kv_dtype", "cuda_graphs") if getattr(setting, name) is not None
     ]
     if impossible:
-        raise InputError(
-            f"sim: cannot be set to the plan's {', '.join(impossible)}: verify on a real endpoint"
-        )
+        raise InputError(say("verify sim cannot", names=", ".join(impossible)))
     found = {
         "engine.tensor_parallel": plan.best.tensor_parallel,
         "engine.dtype": dtype,
@@ -249,9 +238,7 @@ def known_profile(plan: SavedRecommendation, path: Path) -> EngineProfile:
     if path.exists():
         return profile_from_json(path.read_text(encoding="utf-8"))
     if plan.profile_document is None:
-        raise InputError(
-            f"the plan contains no profile: run recommend --json again, or put a profile at {path}"
-        )
+        raise InputError(say("verify no profile", path=path))
     return profile_from_json(json.dumps(plan.profile_document))
 
 
@@ -262,20 +249,11 @@ def check_learnable(plan: SavedRecommendation, copies: float) -> None:
     """
     if abs(copies - 1) > 1e-6:
         share = 1 / (plan.best.instances * plan.best.copies)
-        raise InputError(
-            f"--update-profile needs the load of one copy, this one is for {copies:g}: point "
-            f"--target at one copy and add --share {share:.4g}"
-        )
+        raise InputError(say("verify one copy", copies=copies, share=share))
     if plan.answer.question.kinds:
-        raise InputError(
-            "--update-profile needs equal requests but the plan's differ in length: sweep with "
-            "--input-tokens and --output-tokens, then calibrate on that run"
-        )
+        raise InputError(say("verify lengths"))
     if any(getattr(plan.best.setting, name) for name in _UNFITTED):
-        raise InputError(
-            f"--update-profile: the plan's engine differs from its profile in "
-            f"{', '.join(_UNFITTED)}: sweep that engine and calibrate on the run"
-        )
+        raise InputError(say("verify unfitted", names=", ".join(_UNFITTED)))
 
 
 def doubted(profile: EngineProfile) -> EngineProfile:

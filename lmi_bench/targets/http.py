@@ -14,8 +14,7 @@ from lmi_bench.core.listener import Listener
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.loadgen.ask.accepted import TIMEOUT_S, Accepted, accepts, takes_token_ids
-from lmi_bench.loadgen.ask.discover import Discovery, discover
+from lmi_bench.loadgen.ask import discover
 from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.loadgen.http.endpoint import Endpoint, parse_endpoint
 from lmi_bench.loadgen.http.native_harvest import choose_receive
@@ -104,22 +103,22 @@ def open_probe(scenario: Scenario, headers: Mapping[str, str], listener: Listene
     client, context = scenario.client, None
     if scenario.target.lower().startswith("https:"):
         context = client_context(client.cacert, insecure=client.insecure)
-    timeout_s = 60.0 if AUTO in (scenario.protocol, scenario.model) else TIMEOUT_S
+    timeout_s = 60.0 if AUTO in (scenario.protocol, scenario.model) else discover.TIMEOUT_S
     url, tell = scenario.target, listener.note
     return Probe(url, headers, timeout_s=timeout_s, tell=tell, context=context)
 
 
 def _ask(
     scenario: Scenario, probe: Probe
-) -> tuple[Scenario, Mapping[str, Any], Discovery | None, tuple[str, ...]]:
+) -> tuple[Scenario, Mapping[str, Any], discover.Discovery | None, tuple[str, ...]]:
     """The scenario with the server's protocol, model and control of lengths; `Bench.asked`; what
     was found if the protocol or the model was to be found; notes."""
     protocol, model, stream = scenario.protocol, scenario.model, scenario.stream
     overrides: dict[str, Any] = {}
-    answer: Accepted
-    found: Discovery | None = None
+    answer: discover.Accepted
+    found: discover.Discovery | None = None
     if AUTO in (protocol, model):
-        answer = found = discover(
+        answer = found = discover.discover(
             probe,
             protocol=None if protocol == AUTO else protocol,
             model=None if model == AUTO else model,
@@ -135,7 +134,7 @@ def _ask(
             overrides |= fitted
             notes += (_FITTED.format(*fitted.values()),)
     else:
-        answer = accepts(
+        answer = discover.accepts(
             *(probe, stream),
             protocol=protocol,
             model=model,
@@ -145,7 +144,7 @@ def _ask(
         has_tokenizer = _first_tokenizer((model,)) is not None
     protocol = overrides.get("protocol", protocol)
     for name in scenario.client.adapters or () if protocol not in ("lmi", "tgi") else ():
-        accepts(probe, stream, protocol=protocol, model=name)  # a wrong name is reported at once
+        discover.accepts(probe, stream, protocol=protocol, model=name)  # reports a wrong name now
     if scenario.workload.ignore_eos and not answer.forces_length:
         overrides["workload.ignore_eos"] = False
         notes += (_NOT_FORCED,)
@@ -154,7 +153,7 @@ def _ask(
         options["length_field"] = answer.wire_format.length_field
     scenario = scenario.with_overrides(overrides) if overrides else scenario
     if protocol == OpenAiCompletionsFormat.name and has_tokenizer:
-        options["token_ids"] = takes_token_ids(probe, model=scenario.model, stream=stream)
+        options["token_ids"] = discover.takes_token_ids(probe, model=scenario.model, stream=stream)
         if not options["token_ids"]:
             notes += ("the server takes no token ids: prompts are sent as text",)
     tokenizer = found.tokenizer if found else None

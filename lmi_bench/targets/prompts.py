@@ -40,7 +40,7 @@ def lengths_of(scenario: Scenario) -> list[sources.Lengths]:
     if workload.has_sessions:
         return [_mean_turn(scenario)]
     if workload.trace is not None:
-        return [sources.mean_lengths(read_trace(Path(workload.trace)))]
+        return [sources.mean_lengths(read_trace(Path(workload.trace)).requests)]
     if not workload.mix:
         return [sources.Lengths(*(round(each.mean) for each in sources.distributions(workload)))]
     return [

@@ -45,8 +45,12 @@ class LmiFormat(JsonFormat):
     def event(self, reply: dict[str, Any]) -> WireEvent:
         if "token" in reply:
             return _token_event(reply)
-        if reply.get("error") is not None or "code" in reply:
-            return self._error_event(reply)
+        nested, code = reply.get("error"), reply.get("code")
+        if nested is not None or "code" in reply:  # under status 200 the only sign of a failure
+            if code is None and isinstance(nested, dict):
+                code = nested.get("code")
+            kind = self.error_kind(code if isinstance(code, int) else 500, reply)
+            return WireEvent(error=find_message(reply), error_kind=kind, end=True)
         details = reply.get("details") or {}
         token_ids = tuple(token["id"] for token in details.get("tokens") or () if "id" in token)
         return whole_answer(reply, token_ids, details.get("input_length"))
@@ -77,15 +81,6 @@ class LmiFormat(JsonFormat):
         if status == 400 and type_ == "TranslateException" and "Time out in" in find_message(reply):
             return "overloaded"
         return status_kind(status)
-
-    def _error_event(self, line: dict[str, Any]) -> WireEvent:
-        """An error object in place of a token: under status 200 the only sign of a failure."""
-        nested = line.get("error")
-        code = line.get("code")
-        if code is None and isinstance(nested, dict):
-            code = nested.get("code")
-        kind = self.error_kind(code if isinstance(code, int) else 500, line)
-        return WireEvent(error=find_message(line), error_kind=kind, end=True)
 
 
 def _token_event(line: dict[str, Any]) -> WireEvent:

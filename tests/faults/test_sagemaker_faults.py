@@ -12,8 +12,8 @@ from lmi_bench.loadgen.aws.access import AwsAccess
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.target import resolve
-from lmi_bench.wire.event_stream import payload_part
 from lmi_bench.wire.format import find_format
+from lmi_bench.wire.sagemaker import payload_part
 from tests.faults.misbehaving import (
     LAST_CHUNK,
     REQUEST,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_bench.wire.event_stream import encode_frame
+from lmi_bench.wire.sagemaker import encode_frame
 
 
 def stream_exception(kind: str, payload: bytes) -> bytes:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import TargetError
-from lmi_bench.wire.event_stream import (
+from lmi_bench.wire.framing import EitherSplitter
+from lmi_bench.wire.sagemaker import (
     EventStreamSplitter,
     StreamFailure,
     encode_frame,
     payload_part,
 )
-from lmi_bench.wire.framing import EitherSplitter
 from tests.wire.exception_frames import stream_exception
 
 LINES = [

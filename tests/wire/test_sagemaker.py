@@ -5,9 +5,8 @@ import json
 import pytest
 
 from lmi_bench.wire.event import WireEvent
-from lmi_bench.wire.event_stream import payload_part
 from lmi_bench.wire.format import find_format
-from lmi_bench.wire.sagemaker import SageMakerFormat
+from lmi_bench.wire.sagemaker import SageMakerFormat, payload_part
 from tests.wire.exception_frames import stream_exception
 
 LMI = SageMakerFormat(find_format("lmi"))

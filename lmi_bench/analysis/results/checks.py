@@ -1,12 +1,14 @@
-"""Warnings about a run's levels: each doubt is one plain sentence with its numbers.
+"""Warnings about a run's levels: each doubt is one plain sentence (level_warnings.csv).
 
 Checked: Little's law, a single user's idle time, throughput that falls with the load, levels that
 did not deliver their load, failures, token counts that disagree.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.level import KNOWN, Level
 
 # Clocks of events and sends agree to well under a percent; published sweeps repeat their
@@ -21,32 +23,24 @@ PREFIX_HIT_TOLERANCE = 0.01
 FAILED_SHARE = 0.5
 """Share of failed requests above which the others are no measurement of the level."""
 
+_TEXTS: Final = {row["warning"]: row["text"] for row in read_rows("level_warnings.csv", "analysis")}
+_Doubts = Iterator[tuple[str, dict[str, Any]]]
+"""Names of warnings, and what their texts hold beside the level's own figures."""
+
 
 def check_levels(levels: Sequence[Level]) -> list[str]:
     """Warnings about a run's levels, in the order of the levels; empty if all is well."""
     warnings = [warning for line in levels for warning in check_level(line)]
-    return [*warnings, *_check_monotone(levels)]
+    return [*warnings, *(_TEXTS[name].format(**values) for name, values in _check_monotone(levels))]
 
 
 def check_level(line: Level) -> list[str]:
     """Warnings about one level."""
-    name = line.name
-    warnings = []
-    if not line.valid:
-        reason = line.invalid_reason or "the load generator gave no reason"
-        warnings.append(f"{name} is invalid: {reason}")
-    if line.stopped_by not in (None, "decided", KNOWN):  # on purpose
-        warnings.append(
-            f"{name} was cut short by {line.stopped_by}: {line.sent} requests were sent"
-        )
-    checks = (
-        _check_failures, _check_start, _check_attempts, _check_lengths, _check_ends, _check_held,
-        _check_little, _check_single_request, _check_steady,
-    )  # fmt: skip
-    texts = [text for check in checks for text in check(line)]
-    if line.server is not None:
-        texts += line.server.warnings or ()
-    return warnings + [f"{name}: {text}" for text in texts]
+    checks = (_check_requests, _check_lengths, _check_load, _check_single_request, _check_steady)
+    doubts = [doubt for check in checks for doubt in check(line)]
+    texts = [_TEXTS[name].format(line=line, **values) for name, values in doubts]
+    server = () if line.server is None else line.server.warnings or ()
+    return texts + [f"{line.name}: {text}" for text in server]
 
 
 def has_failed(line: Level) -> bool:
@@ -54,111 +48,66 @@ def has_failed(line: Level) -> bool:
     return line.stopped_by == "errors" or line.failed > FAILED_SHARE * line.sent
 
 
-def _check_start(line: Level) -> Iterator[str]:
-    """Whether the first requests of the users had to stay in the latencies."""
-    users = line.load.concurrency or 0
-    if line.start_requests == 0 and users > 1:
-        yield (
-            f"only {line.sent} requests for {users} users: latencies count the first request of "
-            "each, which waited behind those of the others; send at least 2 for each user"
+def _check_requests(line: Level) -> _Doubts:
+    """A level cut short, failures, and first requests that had to stay in the latencies."""
+    if not line.valid:
+        yield "invalid", {"reason": line.invalid_reason or "the load generator gave no reason"}
+    if line.stopped_by not in (None, "decided", KNOWN):  # on purpose
+        yield "cut short", {}
+    if line.errors:
+        examples = line.error_examples or {}
+        kinds = ", ".join(
+            f"{n} {kind}" + (f": {examples[kind][0]}" if examples.get(kind) else "")
+            for kind, n in line.errors_by_kind.items()
         )
-
-
-def _check_failures(line: Level) -> Iterator[str]:
-    if not line.errors:
-        return
-    examples = line.error_examples or {}
-    kinds = ", ".join(
-        f"{n} {kind}" + (f": {examples[kind][0]}" if examples.get(kind) else "")
-        for kind, n in line.errors_by_kind.items()
-    )
-    shown = f" ({kinds})" if kinds else ""
-    yield f"{line.errors} of {line.sent} requests failed{shown}; they are in no latency"
-
-
-def _check_attempts(line: Level) -> Iterator[str]:
+        yield "failures", {"kinds": f" ({kinds})" if kinds else ""}
+    if line.start_requests == 0 and (line.load.concurrency or 0) > 1:
+        yield "start", {}
     left_out = line.attempts_left_out
     if left_out:
-        yield (
-            f"of {len(left_out) + (line.attempts or 1)} attempts left out: {', '.join(left_out)}; "
-            "their figures are in levels.jsonl"
-        )
+        of = len(left_out) + (line.attempts or 1)
+        yield "attempts", {"of": of, "left_out": ", ".join(left_out)}
 
 
-def _check_lengths(line: Level) -> Iterator[str]:
-    """Answers of other lengths than planned, and prompts that a cache knew before."""
-    found = line.unplanned_lengths
+def _check_lengths(line: Level) -> _Doubts:
+    """Answers of other lengths than planned, prompts that a cache knew before, and answers without
+    a finish_reason beside others with one: a proxy may have cut them."""
+    found, counts = line.unplanned_lengths, line.unequal_counts
     if found:
         asked, got = found.asked_tokens_mean, found.output_tokens_mean
         if abs(got - asked) > LENGTH_TOLERANCE * asked:
             what = "shorter" if got < asked else "longer"
-            yield (
-                f"{found.requests} answers were not of the planned length: {got:.4g} tokens on "
-                f"average instead of {asked:.4g}; {what} answers are another workload"
-            )
-    counts = line.unequal_counts
+            yield "lengths", {"asked": asked, "got": got, "what": what}
     if counts:
         server, chunks = counts.server_tokens, counts.chunk_tokens
         if abs(chunks - server) > LENGTH_TOLERANCE * server:
             counter = line.generator.token_counts or "server"
-            yield (
-                f"{server:,} tokens were counted (by the {counter}), but the chunks add up to "
-                f"{chunks:,}: throughput and TPOT use the count, ITL is the time between chunks"
-            )
+            yield "counts", {"server": server, "chunks": chunks, "counter": counter}
     cached = line.cached_prompt_frac or 0.0
     if cached > PREFIX_HIT_TOLERANCE and not line.cached_prompt_expected:
-        yield (
-            f"{cached:.1%} of the prompt tokens came from the server's prefix cache: TTFT is "
-            "lower than with prompts that it has not seen"
-        )
+        yield "cached", {}
+    if 0 < (line.without_finish_reason or 0) < line.completed:  # one that never gives it cuts none
+        yield "ends", {}
 
 
-def _check_ends(line: Level) -> Iterator[str]:
-    """Answers without a finish_reason beside others with one: a proxy may have cut them."""
-    without = line.without_finish_reason or 0
-    if 0 < without < line.completed:  # a server that never gives one has cut nothing
-        yield (
-            f"{without} of {line.completed} answers ended without a finish_reason, the others "
-            "have one: they may have been cut on their way, and count as completed"
-        )
-
-
-def _check_held(line: Level) -> Iterator[str]:
-    """Requests that waited because of a cap: the requested load was not offered."""
-    held = line.held
-    asked, achieved = line.generator.asked_load, line.generator.achieved_load
-    if not held or not line.load.is_open or not asked or achieved is None:
-        return
-    if achieved < asked * (1 - OFFERED_TOLERANCE):
-        yield (
-            f"the cap held {held.requests} requests back, {held.mean_ms:.0f} ms on average: "
-            f"{achieved:.3g} of {asked:.3g} req/s were sent"
-        )
-
-
-def _check_little(line: Level) -> Iterator[str]:
-    """throughput * latency, in requests in flight, cannot exceed the requested concurrency."""
+def _check_load(line: Level) -> _Doubts:
+    """Requests that waited because of a cap: the requested load was not offered. And throughput *
+    latency, in requests in flight, cannot exceed the requested concurrency."""
+    rate, achieved = line.generator.asked_load, line.generator.achieved_load
+    is_capped = line.held is not None and line.load.is_open
+    if is_capped and rate and achieved is not None and achieved < rate * (1 - OFFERED_TOLERANCE):
+        yield "held", {"asked": rate, "achieved": achieved}
     asked, mean = line.load.concurrency, line.mean_concurrency
     if asked is None or mean is None or line.sessions:
         return
     if mean > asked * (1 + LITTLE_TOLERANCE):
-        yield (
-            f"Little's law gives {mean:.3g} requests in flight, more than the {asked} that were "
-            "asked for; times or counts are wrong"
-        )
+        yield "above Little", {"asked": asked, "mean": mean}
     elif mean < asked * _DELIVERED_SHARE and not (line.stopped_by or line.errors):
-        hint = (
-            "use more requests a user"
-            if line.sent < 5 * asked
-            else "is --connections below the users? else look at the load generator's delay"
-        )
-        yield (
-            f"only {mean:.3g} requests were in flight on average; ramp and drain weigh on the "
-            f"whole-level figures: {hint}"
-        )
+        few = line.sent < 5 * asked
+        yield "few in flight, few requests" if few else "few in flight", {"mean": mean}
 
 
-def _check_single_request(line: Level) -> Iterator[str]:
+def _check_single_request(line: Level) -> _Doubts:
     """One user at a time: throughput = 1 / (mean latency per token), weighted by tokens."""
     throughput, mean = line.throughput_tokens_per_s, line.mean_concurrency
     if line.sessions:
@@ -166,35 +115,26 @@ def _check_single_request(line: Level) -> Iterator[str]:
     if line.load.concurrency != 1 or not throughput or not mean or line.errors:
         return
     if mean < 1 - SINGLE_REQUEST_TOLERANCE:
-        yield (
-            f"the endpoint stood idle {1 - mean:.0%} of the time between requests, so "
-            f"{throughput:.4g} tok/s is below 1 / latency = {throughput / mean:.4g} tok/s"
-        )
+        yield "idle", {"idle": 1 - mean, "throughput": throughput, "pace": throughput / mean}
 
 
-def _check_steady(line: Level) -> Iterator[str]:
+def _check_steady(line: Level) -> _Doubts:
     """A step in the speed: the figures mix two servers."""
     step = line.speed_step
     again = "; measure it again" if line.attempts is None else f", in {line.attempts} attempts"
     if step is not None:
-        yield (
-            f"not steady: the time between tokens {'rose' if step.change > 0 else 'fell'} by "
-            f"{abs(step.change):.0%} at {step.at_s:.3g} s and stayed there: compilation, a cold "
-            f"cache, throttling or another tenant{again}"
-        )
+        way = "rose" if step.change > 0 else "fell"
+        yield "step", {"way": way, "size": abs(step.change), "again": again}
 
 
-def _check_monotone(levels: Sequence[Level]) -> Iterator[str]:
+def _check_monotone(levels: Sequence[Level]) -> _Doubts:
     """Throughput that falls by more than repeats differ: the server thrashes or is throttled."""
     curve = sweep_curve(levels)
     best_load, best = 0.0, 0.0
     for point in curve.usable:
         value = point.throughput_tokens_per_s or 0.0
         if value < best * (1 - REPEAT_TOLERANCE):
-            yield (
-                f"throughput falls from {best:.4g} tok/s at {curve.name(best_load)} to "
-                f"{value:.4g} at {curve.name(point.load)}, more than repeats differ "
-                f"({REPEAT_TOLERANCE:.0%}): look for preemption, throttling or a noisy host"
-            )
+            places = {"best_at": curve.name(best_load), "at": curve.name(point.load)}
+            yield "falls", {"best": best, "value": value, "tolerance": REPEAT_TOLERANCE, **places}
         if value > best:
             best_load, best = point.load, value

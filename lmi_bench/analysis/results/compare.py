@@ -30,6 +30,7 @@ from lmi_bench.core.load import load_name
 from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
+from lmi_bench.core.texts import say
 
 Verdict = Literal["faster", "slower", "no difference", "unknown"]
 Key = tuple[int, int]  # attempt, request
@@ -118,13 +119,12 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
         )
     left, right = _sides(a), _sides(b)
     if not are_paired(a, b):
-        right = {key: replace(side, records=_unpaired(side)) for key, side in right.items()}
+        for key, side in right.items():  # under keys that no other run has
+            own = {(-1 - attempt, name): r for (attempt, name), r in side.records.items()}
+            right[key] = replace(side, records=own)
     common = sorted(set(left) & set(right))
     if not common:
-        raise InputError(
-            f"{a.path} and {b.path} have no level in common: "
-            f"{_loads(left)} against {_loads(right)}; run both with the same loads"
-        )
+        raise InputError(say("no common level", a=a, b=b, left=_loads(left), right=_loads(right)))
     return _sure_together(
         [each for key in common for each in _compare_level(key, left[key], right[key], seed=seed)]
     )
@@ -141,16 +141,14 @@ def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
     normal = NormalDist()
     alpha = (1 - CONFIDENCE) / max(1, len(ranked))
     needed = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)  # standard deviations
-    seen = [
-        d
-        if d.noise is None
-        else replace(d, detectable=max(d.detectable or 0.0, math.expm1(needed * d.noise)))
-        for d in differences
-    ]
-    return [
-        d if i in sure or d.verdict == "unknown" else replace(d, verdict="no difference")
-        for i, d in enumerate(seen)
-    ]
+    found = []
+    for i, d in enumerate(differences):
+        verdict: Verdict = d.verdict if i in sure or d.verdict == "unknown" else "no difference"
+        least = d.detectable
+        if d.noise is not None:
+            least = max(least or 0.0, math.expm1(needed * d.noise))
+        found.append(replace(d, verdict=verdict, detectable=least))
+    return found
 
 
 def workload_differences(a: RunScenario, b: RunScenario) -> list[str]:
@@ -174,11 +172,6 @@ def _compared(scenario: RunScenario) -> dict[str, Any]:
 def are_paired(a: Run, b: Run) -> bool:
     """Whether two runs sent the same requests, which one seed makes."""
     return a.manifest.scenario.seed == b.manifest.scenario.seed
-
-
-def _unpaired(side: _Side) -> dict[Key, RequestRecord]:
-    """The records under keys that no other run has."""
-    return {(-1 - attempt, name): each for (attempt, name), each in side.records.items()}
 
 
 def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:

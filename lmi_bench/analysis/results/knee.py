@@ -19,13 +19,14 @@ from functools import cache
 
 import numpy as np
 
-from lmi_bench.analysis.results.knee_cause import CHANGES, KneeFacts, find_cause
+from lmi_bench.analysis.results.knee_cause import CHANGES, KneeFacts, find_cause, found_by, say
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import FloatArray, central_interval, upper_quantile
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.units import ms_to_s
 
 KNEE_RULES = ("latency_limit", "half_latency", "kneedle", "theory")
 DEFAULT_LATENCY_LIMIT_MS = 100.0
@@ -41,8 +42,6 @@ MAX_NOISE = 0.2
 """Difference in throughput between attempts at a level, over their mean, that hides a knee."""
 
 NONE_RECOMMENDED = "None is recommended: "
-_NO_TOKENS = "answers without tokens have no ms/token: state the limit as an SLO on e2e"
-_TTFT_LIMIT = f"TTFT p90 <= {TTFT_LIMIT_MS / 1000:g} s"
 
 # (latency ms/token, throughput tok/s) of the usable levels -> index of the knee, or None
 _Rule = Callable[[FloatArray, FloatArray], int | None]
@@ -82,17 +81,13 @@ def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Found:
         return int(passing[-1]) if passing.size else None
 
     if not points:
-        return rule, None, "no level is valid and was answered"
+        return rule, None, say("nothing usable")
     index = _measured(rule, points)
     if points[0].line.is_tokenless:
-        return rule, None, _NO_TOKENS
-    if index is None:
-        why = (
-            f"no level is within {limit_ms:g} ms/token and {_TTFT_LIMIT}; the lowest: "
-            f"{_latency_text(points[0])}. Sweep lower, or state the limit that your users need"
-        )
-        return rule, None, why
-    return rule, index, f"{_latency_text(points[index])} <= {limit_ms:g} ms/token, {_TTFT_LIMIT}"
+        return rule, None, say("no tokens")
+    found = "over the limit" if index is None else "within the limit"
+    shown = {"limit_ms": limit_ms, "ttft_s": ms_to_s(TTFT_LIMIT_MS)}
+    return rule, index, say(found, latency=_latency_text(points[index or 0]), **shown)
 
 
 def _half_latency(curve: SweepCurve) -> _Found:
@@ -102,17 +97,12 @@ def _half_latency(curve: SweepCurve) -> _Found:
 
     points = curve.usable
     if len(points) < 2:
-        return rule, None, "needs at least two usable levels"
-    index = _measured(rule, points)
+        return rule, None, say("two levels")
+    index, lowest = _measured(rule, points), points[0]
     if index is None:
-        why = "the lowest level has no latency to compare with"
-        return rule, None, _NO_TOKENS if points[0].line.is_tokenless else why
-    lowest = points[0]
-    why = (
-        f"{_latency_text(points[index])} <= 2 x {lowest.latency_ms_per_token:.3g} at "
-        f"{curve.name(lowest.load)}"
-    )
-    return rule, index, why
+        return rule, None, say("no tokens" if lowest.line.is_tokenless else "no lowest latency")
+    twice = f"2 x {lowest.latency_ms_per_token:.3g} at {curve.name(lowest.load)}"
+    return rule, index, f"{_latency_text(points[index])} <= {twice}"
 
 
 def _kneedle(curve: SweepCurve) -> _Found:
@@ -123,21 +113,13 @@ def _kneedle(curve: SweepCurve) -> _Found:
         return bend_index(loads, throughput)
 
     if len(points) < 3:
-        return rule, None, "needs at least three usable levels"
-    index = _measured(rule, points)
-    rates = _throughputs(points)
+        return rule, None, say("three levels")
+    index, rates = _measured(rule, points), _throughputs(points)
     if index is not None:
-        why = f"{rates[index]:.4g} tok/s, {rates[index] / rates.max():.0%} of the best level"
-        return rule, index, f"{why}, where the curve bends most"
+        return rule, index, say("bends", rate=rates[index], share=rates[index] / rates.max())
     if _grows(curve):
-        why = (
-            "throughput over log2(load) never bends: it still grows with the load. "
-            f"Sweep beyond {curve.name(points[-1].load)}"
-        )
-    else:
-        first = f"{rates[0]:.4g} tok/s already at {curve.name(points[0].load)}"
-        why = f"throughput does not grow with the load: {first}"
-    return rule, None, why
+        return rule, None, say("still grows", at=curve.name(points[-1].load))
+    return rule, None, say("never grows", rate=rates[0], at=curve.name(points[0].load))
 
 
 def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
@@ -147,29 +129,25 @@ def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
     sure, expected, binds = (math.inf if each is None else float(each) for each in known)
     value, upper = min(sure, binds), min(expected, binds)
     if value == math.inf:
-        return replace(blank, why="needs the model's shape and the device's memory")
+        return replace(blank, why=say("no shape"))
     high = value if upper == math.inf else max(value, upper)
     memory = "unknown" if facts.b_max is None else f"{facts.b_max:g}"
-    if facts.b_star is None:
-        critical = "where compute binds is unknown"
-    elif np.isfinite(facts.b_star):
-        critical = f"compute binds from {facts.b_star:.4g} on"
-    else:
-        critical = "compute never binds decoding at this context"
-    why = f"the KV cache holds {memory} sequences, {critical}"
+    critical = "compute binds" if binds < math.inf else "compute never binds"
+    found = "compute unknown" if facts.b_star is None else critical
+    why = say(found, memory=memory, b_star=binds)
     highest = max((p.concurrency or 0.0 for p in curve.points), default=0.0)
     if value > highest:
         return replace(blank, why=f"{why}: beyond the {highest:.3g} in flight of this sweep")
     cause = "kv_memory" if value == sure else "compute"
-    found = replace(blank, cause=cause, change=CHANGES[cause], why=why)
+    knee = replace(blank, cause=cause, change=CHANGES[cause], why=why)
     if curve.axis == "concurrency":
-        return found.at(value, value, high)
+        return knee.at(value, value, high)
     held = [p for p in curve.usable if p.concurrency is not None and p.concurrency <= value]
     if not held:
         return replace(blank, why=f"{why}; no level had so few requests in flight")
     why += f"; {held[-1].concurrency:.3g} requests in flight here"
     neighbours = _neighbours(curve.usable, curve.usable.index(held[-1]))
-    return replace(found, why=why).at(held[-1].load, *neighbours)
+    return replace(knee, why=why).at(held[-1].load, *neighbours)
 
 
 def kneedle_index(x: FloatArray, y: FloatArray) -> int | None:
@@ -342,17 +320,12 @@ def noise_of(levels: Sequence[Level]) -> tuple[float, str]:
 def _why_no_knee(curve: SweepCurve) -> str | None:
     """Why these levels cannot show a knee; None if they can."""
     if len(curve.usable) < _MIN_LEVELS:
-        return f"only {len(curve.usable)} usable level(s), and a bend needs {_MIN_LEVELS}"
+        return say("few levels", count=len(curve.usable), least=_MIN_LEVELS)
     taken = taken_of([point.line for point in curve.usable])
     if taken > MAX_TAKEN:
-        return (
-            f"other programs or the hypervisor took {taken:.0%} of this machine's CPU time. "
-            "Measure again when it is quiet"
-        )
+        return say("CPU taken", taken=taken)
     noise, name = noise_of([point.line for point in curve.usable])
-    if noise > MAX_NOISE:
-        return f"{name} differed by {noise:.0%} in throughput when it was measured again"
-    return None
+    return say("noisy", name=name, noise=noise) if noise > MAX_NOISE else None
 
 
 def _grows(curve: SweepCurve) -> bool:
@@ -376,27 +349,19 @@ def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
         return _without(knees, why_none) if curve.usable else knees
     late = {point.load for point in curve.usable if _starts_late(point)}
     loads = {knee.rule: knee.load for knee in knees if knee.load not in late}
-    limit, bend, chosen = loads.get("latency_limit"), loads.get("kneedle"), "latency_limit"
+    limit, bend = loads.get("latency_limit"), loads.get("kneedle")
     if limit is not None and bend is not None:
-        if limit == bend:
-            reason = "the last level within the limit, and where the curve bends"
-        elif limit < bend:
-            reason = "the latency limit binds before the curve bends"
-        else:
-            chosen, reason = "kneedle", "the curve bends before the latency limit is reached"
+        later = "limit before the bend" if limit < bend else "bend before the limit"
+        case = "limit at the bend" if limit == bend else later
     elif limit is not None:
-        reason = "within the latency limit, and throughput still grows up to it"
-        if not _grows(curve):
-            reason = "within the latency limit; more load adds waiting and no throughput"
-    elif bend is not None:
-        chosen, reason = "kneedle", "no level is within the latency limit; throughput flattens here"
+        case = "limit alone, growing" if _grows(curve) else "limit alone"
     else:
-        chosen, reason = "half_latency", "the only measured rule with an answer"
+        case = "neither" if bend is None else "bend alone"
+    chosen, reason = found_by(case)
     load = loads.get(chosen)
     here = next((point.line for point in curve.usable if point.load == load), None)
     if here is not None and here.stopped_by == "duration" and here.counted < samples_needed(0.9):
-        few = f"{here.name} counted {here.counted} requests in its time, and a p90 needs 29"
-        return _without(knees, f"{few}: a longer --max-time or --duration")
+        return _without(knees, say("few requests", line=here))
     return [
         replace(knee, recommended=True, why=f"{knee.why}. Recommended: {reason}")
         if knee.rule == chosen and load is not None

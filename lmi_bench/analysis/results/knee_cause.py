@@ -7,6 +7,7 @@ binds there. Without such a fact the cause is `unknown`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve
 from lmi_bench.catalog.tables import read_rows
@@ -14,6 +15,8 @@ from lmi_bench.catalog.tables import read_rows
 _CAUSES = {row["cause"]: row for row in read_rows("causes.csv", "analysis")}
 CAUSE_TITLES = {cause: row["title"] for cause, row in _CAUSES.items() if row["title"]}
 CHANGES = {cause: row["change"] for cause, row in _CAUSES.items() if row["change"]}
+
+_TEXTS = {row["name"]: row for row in read_rows("knee_texts.csv", "analysis")}
 
 _WAITING, _FULL_CACHE = 1.0, 0.9
 """Least mean number of waiting requests, and least share of the KV cache in use, that count."""
@@ -38,11 +41,22 @@ class KneeFacts:
     binding: Mapping[float, str] = field(default_factory=dict)
 
 
+def found_by(name: str, /, **figures: Any) -> tuple[str, str]:
+    """The rule or the cause that a text of knee_texts.csv belongs to, and the text."""
+    row = _TEXTS[name]
+    return row["rule_or_cause"], row["text"].format(**figures)
+
+
+def say(name: str, /, **figures: Any) -> str:
+    """A text of knee_texts.csv."""
+    return found_by(name, **figures)[1]
+
+
 def find_cause(curve: SweepCurve, load: float, facts: KneeFacts) -> tuple[str, str]:
     """The cause of a knee at `load` and the change that moves it."""
     beyond = curve.beyond(load)
     if beyond is None:
-        return "unknown", f"Not reached: sweep beyond {curve.name(load)} to see what binds"
+        return found_by("not reached", at=curve.name(load))
     if not beyond.line.valid:
         reason = (beyond.line.invalid_reason or "").lower()
         if reason.startswith(("client", "generator")):
@@ -50,11 +64,7 @@ def find_cause(curve: SweepCurve, load: float, facts: KneeFacts) -> tuple[str, s
     errors = beyond.line.errors_by_kind
     refused = errors.get("overloaded", 0) + errors.get("throttled", 0)
     if refused:
-        return (
-            "server_limit",
-            f"The server refused {refused} requests at {curve.name(beyond.load)}: raise its limit "
-            "of waiting or running requests, or add replicas",
-        )
+        return found_by("refused", refused=refused, at=curve.name(beyond.load))
     cap = _cap(beyond, facts) or _queue(beyond)
     if cap is not None:
         return cap
@@ -63,11 +73,7 @@ def find_cause(curve: SweepCurve, load: float, facts: KneeFacts) -> tuple[str, s
         return binding, CHANGES[binding]
     if facts.b_star is not None and facts.b_star < (beyond.concurrency or 0.0):
         return "compute", CHANGES["compute"]
-    return (
-        "unknown",
-        "State model and instance, so that the step-time model can tell what binds; the server's "
-        "own metrics tell of its limits",
-    )
+    return found_by("no fact")
 
 
 def _cap(beyond: LevelPoint, facts: KneeFacts) -> tuple[str, str] | None:
@@ -80,10 +86,7 @@ def _cap(beyond: LevelPoint, facts: KneeFacts) -> tuple[str, str] | None:
     memory = facts.b_max_expected if facts.b_max_expected is not None else facts.b_max
     slots = facts.max_batch
     if slots is not None and slots < beyond.concurrency and (memory is None or slots <= memory):
-        return (
-            "server_limit",
-            f"The server runs at most {slots:g} sequences at once: raise max_rolling_batch_size",
-        )
+        return found_by("slots", slots=slots)
     if memory is not None and memory < beyond.concurrency:
         return "kv_memory", f"{CHANGES['kv_memory']} (it holds about {memory:.3g} sequences)"
     return None
@@ -101,8 +104,4 @@ def _queue(beyond: LevelPoint) -> tuple[str, str] | None:
         return "kv_memory", f"{CHANGES['kv_memory']} (its metrics: {full:.0%} in use)"
     if waiting < _WAITING or not running:
         return None
-    return (
-        "server_limit",
-        f"The server ran at most {running:g} sequences at once while {waiting:.3g} waited, by its "
-        "own metrics: raise its limit (max_rolling_batch_size, max_num_seqs), or add replicas",
-    )
+    return found_by("queue", running=running, waiting=waiting)

@@ -16,12 +16,14 @@ from lmi_bench.analysis.results.checks import REPEAT_TOLERANCE
 from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.analysis.results.sweep_curve import work_per_s
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, WHOLE, Level, NextLevel, Spread, SteadyWindow
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import METRICS, STATISTICS
+from lmi_bench.core.texts import say
 from lmi_bench.core.workload import LevelSpec
 
 CONFIDENCE = 0.95
@@ -54,10 +56,7 @@ def parse_until(text: str) -> Until:
     """
     match = _UNTIL.fullmatch(text.strip())
     if match is None or not 0 < float(match[2]) < 100:
-        raise InputError(
-            f"--until {text!r} is not understood; write METRIC +-X%, such as 'ttft_p90 +-5%' or "
-            "'throughput +-2%'"
-        )
+        raise InputError(say("until grammar", text=text))
     return Until(match[1], float(match[2]) / 100)
 
 
@@ -191,11 +190,7 @@ def unmet_until(finished: Sequence[Level], until: Until) -> list[str]:
         if width <= until.share:
             continue
         shown = f"+-{width:.1%}" if math.isfinite(width) else "not known"
-        texts.append(
-            f"{lines[0].name}: after {len(lines)} attempts the 95 % interval of "
-            f"{until.metric} is {shown}, and +-{until.share:.1%} was asked for: more requests a "
-            "level make it narrower"
-        )
+        texts.append(say("until unmet", lines=lines, count=len(lines), until=until, shown=shown))
     return texts
 
 
@@ -344,13 +339,7 @@ def _pool(
     return level, tuple(pooled)
 
 
-_POOLED = (
-    "requests", "start_requests", "errors", "errors_by_kind", "error_examples", "output_tokens",
-    "input_tokens", "wall_s", "throughput_tokens_per_s", "total_throughput_tokens_per_s",
-    "request_throughput_per_s", "reasoning_tokens", "reasoning_token_share", "mean_concurrency",
-    "little_law_ratio", "retries", "unplanned_lengths", "unequal_counts", "cached_prompt_frac",
-    "held", "requests_by_replica",
-)  # fmt: skip
+_POOLED = [row["figure"] for row in read_rows("pooled_figures.csv", "analysis")]
 """Figures of a level that are computed from the requests of all attempts."""
 
 

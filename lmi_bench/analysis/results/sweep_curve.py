@@ -97,8 +97,14 @@ def sweep_curve(
 
 def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) -> LevelPoint:
     latency, latency_is = _upper_latency_ms(line)
-    requests = _request_array(records, open_loop=line.load.is_open) if records else None
-    count = 0 if requests is None else requests.shape[1]
+    requests, count = None, 0
+    if records:
+        columns = columns_of(records)
+        values_ms, rows = columns.values_ms("latency_per_token", open_loop=line.load.is_open)
+        found = np.vstack([np.full(len(records), np.inf), np.zeros(len(records))])
+        found[:, rows] = values_ms, columns.tokens[rows]
+        requests = found[:, columns.counted]
+        count = requests.shape[1]
     if requests is not None and count and not line.is_tokenless:
         latency = upper_quantile(requests[0], 0.9)
         latency_is = f"p90 (of {count})" if count < samples_needed(0.9) else "p90"
@@ -127,12 +133,3 @@ def _upper_latency_ms(line: Level) -> tuple[float | None, str]:
     if statistics.max is not None:
         return statistics.max, "the slowest request, too few for a p90"
     return None, ""
-
-
-def _request_array(records: Sequence[RequestRecord], *, open_loop: bool) -> FloatArray:
-    """The array of `LevelPoint.requests`."""
-    columns = columns_of(records)
-    values_ms, rows = columns.values_ms("latency_per_token", open_loop=open_loop)
-    found = np.vstack([np.full(len(records), np.inf), np.zeros(len(records))])
-    found[:, rows] = values_ms, columns.tokens[rows]
-    return found[:, columns.counted]

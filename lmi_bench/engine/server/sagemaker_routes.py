@@ -30,7 +30,7 @@ from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
 from lmi_bench.engine.server.streaming import ENVELOPE, Envelope
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
-from lmi_bench.wire.event_stream import CONTENT_TYPE, payload_part
+from lmi_bench.wire.sagemaker import CONTENT_TYPE, payload_part
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 MAX_SKEW_S = 300.0

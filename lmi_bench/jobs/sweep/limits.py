@@ -20,6 +20,7 @@ from lmi_bench.core.clock import loop_time_s
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.records import LevelRun
+from lmi_bench.core.texts import say
 from lmi_bench.core.units import SECONDS_PER_HOUR
 from lmi_bench.core.workload import USUAL_REQUESTS_PER_USER, LevelSpec
 from lmi_bench.loadgen.run.sweep import Summarise
@@ -63,11 +64,8 @@ class TimeBox:
             return True
         if not self._noted:
             self._noted = True
-            self.note(
-                f"left out {spec.load.name}: it would take about {clock_text(likely_s)}, and "
-                f"{clock_text(left_s)} of {clock_text(self.max_s or 0.0)} are left; --resume with "
-                "a longer --max-time goes on"
-            )
+            likely, left, most = map(clock_text, (likely_s, left_s, self.max_s or 0.0))
+            self.note(say("level left out", spec=spec, likely=likely, left=left, most=most))
         return False
 
     def shortened(self, spec: LevelSpec, finished: Sequence[Level]) -> LevelSpec:
@@ -178,9 +176,7 @@ class Budget:
         if self.instance is not None:
             price = find_instance(self.instance).price_usd_per_hour
             if price is None:
-                raise InputError(
-                    f"the catalog has no price of {self.instance}: give --price-per-hour"
-                )
+                raise InputError(say("no price", self=self))
         if price is None and self.max_usd is not None:
             raise InputError("--max-spend needs a price: give --price-per-hour or --instance")
         return price
@@ -226,11 +222,8 @@ class Spend:
             left_usd = self.max_usd - self._spent_usd(now_s)
             likely_usd = likely_level_s(spec, finished) * self.usd_per_hour / SECONDS_PER_HOUR
             if likely_usd >= left_usd:
-                self.note(
-                    f"stopped before {spec.load.name}: {number(self.max_usd - left_usd, 2)} USD "
-                    f"are spent, it would take about {number(likely_usd, 2)} more, and "
-                    f"--max-spend is {self.max_usd:g}"
-                )
+                spent, more = (number(usd, 2) for usd in (self.max_usd - left_usd, likely_usd))
+                self.note(say("spend stops", spec=spec, spent=spent, more=more, self=self))
                 return None
             left_s = left_usd * SECONDS_PER_HOUR / self.usd_per_hour
             self._capped = left_s < (spec.duration_s or float("inf"))
@@ -244,10 +237,7 @@ class Spend:
         def summarise_and_price(run: LevelRun) -> Level:
             line = summarise(run)
             if self._capped and line.stopped_by == "duration":
-                self.note(
-                    f"{line.name} was cut short: the {self.max_usd:g} USD of --max-spend "
-                    f"are used up at {self.usd_per_hour:.2f} USD an hour"
-                )
+                self.note(say("spend cut short", line=line, self=self))
             if self.usd_per_hour is not None:
                 now_s = self.clock()
                 price = self.usd_per_hour

@@ -10,12 +10,13 @@ from lmi_bench.analysis.results.gate import Outcome
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.slo_results import MISSED_BY, FailureRule, goodput
 from lmi_bench.core.findings import Knee, SloAnswer
-from lmi_bench.core.level import WHOLE, Level
+from lmi_bench.core.level import Level
 from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, SIMULATED_PREFIX, Scenario, is_endpoint
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
+from lmi_bench.loadgen.run.sweep import has_ended
 from lmi_bench.report.slo_text import slo_verdicts
 
 
@@ -157,9 +158,7 @@ def finished_run(
     rule = level_rule(begun)
     if rule.search is not None and run.slo_answer is None:
         return None
-    last = run.levels[-1].stopped_by if run.levels else None
-    stopped = rule.stop_rules.ends_sweep and last not in (*WHOLE, "decided")
-    if not stopped and rule.levels(run.levels) is not None:
+    if not has_ended(run.levels, rule.stop_rules) and rule.levels(run.levels) is not None:
         return None
     answer = None if rule.search is None else run.slo_answer
     return SweepResult(folder, begun, run, pooled_run(run), run.knees, answer, slo_options)

@@ -30,13 +30,14 @@ from lmi_bench.core.scenario import (
     parse_scenario,
 )
 from lmi_bench.core.slo import parse_goodput, parse_slo
-from lmi_bench.jobs.settings.sweep import ClientSettings, SweepSettings, read_workers
+from lmi_bench.core.texts import say
+from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
 from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
 from lmi_bench.jobs.sweep.startup import measured_startup
 from lmi_bench.loadgen.prompts.prompts import Prompts
-from lmi_bench.loadgen.run.hosts import JOIN, Host, parse_address, parse_hosts
+from lmi_bench.loadgen.run.hosts import JOIN, parse_address, parse_hosts
 from lmi_bench.loadgen.run.level_runner import Progress
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
@@ -99,6 +100,9 @@ def read_options(settings: SweepSettings) -> SweepOptions:
     stated, client, max_errors = settings.limits, settings.client, settings.limits.max_errors
     goodput = " ".join(stated.goodput)
     wait_s = client.cloudwatch_wait
+    if client.ray is not None and client.hosts is not None:
+        raise InputError("--ray and --hosts both say where workers run: leave one out")
+    hosts = (JOIN,) if client.ray else parse_hosts(client.hosts) if client.hosts else ()
     return SweepOptions(
         access=Access(settings.target.api_key, read_headers(settings.target.header)),
         budget=limits.Budget(stated.price_per_hour, stated.instance, stated.max_spend),
@@ -108,7 +112,7 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         client=watch.Client(
             read_workers(client.workers),
             client.metrics_url,
-            _hosts(client),
+            hosts,
             parse_address(client.listen, "--listen"),
             client.ray,
         ),
@@ -121,12 +125,6 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         live=settings.run.live,
         startup=settings.run.measure_startup,
     )
-
-
-def _hosts(client: ClientSettings) -> tuple[Host, ...]:
-    if client.ray is not None and client.hosts is not None:
-        raise InputError("--ray and --hosts both say where workers run: leave one out")
-    return (JOIN,) if client.ray else parse_hosts(client.hosts) if client.hosts else ()
 
 
 def sweep_scenario(
@@ -155,9 +153,7 @@ def sweep_scenario(
         found = finished_run(out, scenario, options.slo) if resume and out is not None else None
         if found is not None:
             on_folder(found.folder)
-            listener.note(
-                f"{out} is finished, {len(found.levels)} level(s): nothing is left to send"
-            )
+            listener.note(say("run finished", out=out, count=len(found.levels)))
             return found
         tracer: ChromeTrace | None = None
         if options.trace is not None:
@@ -249,14 +245,10 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
         scenario = parse_scenario({})
     elif is_endpoint(scenario_or_url) or scenario_or_url.startswith(SIMULATED_PREFIX):
         if overrides.get("target") is not None:
-            raise InputError(
-                f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"
-            )
+            raise InputError(say("two targets", given=scenario_or_url, target=overrides["target"]))
         scenario, overrides["target"] = parse_scenario({}), scenario_or_url
     elif _HOST_AND_PORT.fullmatch(scenario_or_url) and not Path(scenario_or_url).exists():
-        raise InputError(
-            f"there is no file {scenario_or_url}; for a server write http://{scenario_or_url}"
-        )
+        raise InputError(say("no scenario file", path=scenario_or_url))
     else:
         scenario = load_scenario(Path(scenario_or_url))
     return scenario.with_overrides(overrides)
@@ -287,10 +279,7 @@ def _open_store(
     if resume and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()  # a kill came before the lock
     if resume and folder.exists() and not is_unstarted(folder):
-        raise InputError(
-            f"{folder} exists but is no run ({MANIFEST} is missing), so --resume cannot continue "
-            "it: name another folder with --out"
-        )
+        raise InputError(say("resume no run", folder=folder, manifest=MANIFEST))
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 

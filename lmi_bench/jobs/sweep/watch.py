@@ -12,15 +12,14 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.redaction import redact
 from lmi_bench.core.server_metrics import CloudWatch
+from lmi_bench.core.texts import say
 from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.aws.cloudwatch import timed_levels
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.channel import Job
-from lmi_bench.loadgen.run.hosts import JOIN, Host, shown
-from lmi_bench.loadgen.run.ray_nodes import ray_workers
+from lmi_bench.loadgen.run.hosts import JOIN, Host, ray_workers, shown
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
-from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
-from lmi_bench.loadgen.watch.host_cpu import HostCpu
+from lmi_bench.loadgen.watch.machine import HostCpu, open_gpu_power
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 from lmi_bench.targets.bench import Access, Bench
 
@@ -70,10 +69,7 @@ def open_pool(
         return
     scenario = bench.scenario.canonical()
     if JOIN in client.hosts and redact(scenario) != scenario:
-        raise InputError(
-            f"{client.source}: the scenario holds a secret, such as a password in the address, "
-            "which is not sent over the network: set LMI_BENCH_API_KEY or --header, on both sides"
-        )
+        raise InputError(say("secret over network", client=client))
     headers = bench.metrics_headers or access.headers  # of a URL with the key; others take none
     job = Job(scenario, bench.asked, sample_of(prompts), salt, headers)
     with ExitStack() as stack:
@@ -104,9 +100,7 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
         or load.stop_when is not None
         or isinstance(bench.scenario.client.connections, int)
     ):
-        raise InputError(
-            f"{several}: a cap on requests, or --stop-when, needs a single process; leave it out"
-        )
+        raise InputError(say("one process", several=several))
     if client.hosts and client.workers != "auto":
         raise InputError(f"{several} and --workers: write local*4 among the hosts for four here")
     urls = client.metrics_urls
@@ -165,14 +159,10 @@ def read_cloudwatch(
         listener.note(f"{exc}; the levels have no CloudWatch figures")
         return []
     if all(level.invocations is None for level in found):
-        listener.note(
-            "CloudWatch has no invocations of these minutes: the levels have no figures of it"
-        )
+        listener.note(say("cloudwatch no invocations"))
         return []
     if _counted(found) < sent:
-        listener.note(
-            f"CloudWatch had counted {_counted(found):.0f} of {sent} invocations when read"
-        )
+        listener.note(say("cloudwatch counted", counted=_counted(found), sent=sent))
     return found
 
 

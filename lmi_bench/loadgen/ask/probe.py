@@ -14,6 +14,7 @@ from typing import Any
 from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
+from lmi_bench.core.texts import say
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
@@ -102,10 +103,7 @@ class Probe:
                 return
             said[path] = f"HTTP {status}" if status else "no answer"
             time.sleep(_RESET_PAUSE_S)
-        raise InputError(
-            f"--reset-prefix-cache: {self.url} does not empty its prefix cache ({said}); vLLM does "
-            "if started with VLLM_SERVER_DEV_MODE=1"
-        )
+        raise InputError(say("no cache reset", self=self, said=said))
 
     def post(self, wire_format: WireFormat, body: bytes, *, whole: bool = True) -> Reply:
         """POST where this protocol is served.
@@ -118,19 +116,11 @@ class Probe:
             with self._announced(f"POST {path}", self.timeout_s):
                 return self._ask("POST", path, body, self.timeout_s, whole=whole)
         except TimeoutError as exc:
-            raise UnansweredError(
-                f"{self.url} gave no whole answer to POST {path} within {self.timeout_s:g} s"
-            ) from exc
+            raise UnansweredError(say("probe unanswered", self=self, path=path)) from exc
         except _OverrunError as exc:
-            raise EndlessError(
-                f"{self.url} does not end its answer to POST {path}: asked for a few tokens, it "
-                f"sent {exc} and goes on. Does it obey the requested number of tokens? With "
-                "--protocol and --model it is measured all the same"
-            ) from exc
+            raise EndlessError(say("probe endless", self=self, path=path, exc=exc)) from exc
         except (OSError, http.client.HTTPException) as exc:
-            raise UnansweredError(
-                f"{self.url} broke off the answer to POST {path}: {exc!r}"
-            ) from exc
+            raise UnansweredError(say("probe broken off", self=self, path=path, exc=exc)) from exc
 
     def _announced(self, what: str, limit_s: float) -> AbstractContextManager[None]:
         """Announce the wait if the block takes long."""
@@ -178,12 +168,9 @@ class Probe:
             connection.connect()
         except TimeoutError as exc:
             if connection.sock is not None:  # connected, and silent since
-                raise InputError(
-                    f"{self.authority} does not answer TLS within {GET_TIMEOUT_S:g} s: does it "
-                    "speak it? Else write http:// instead of https://"
-                ) from exc
+                raise InputError(say("no TLS", self=self, limit_s=GET_TIMEOUT_S)) from exc
             raise InputError(
-                f"no connection to {self.authority}{way} within {GET_TIMEOUT_S:g} s"
+                say("no connection", self=self, limit_s=GET_TIMEOUT_S, way=way)
             ) from exc
         except ssl.SSLError as exc:
             hint = ""
@@ -195,9 +182,8 @@ class Probe:
                     hint += "; SSL_CERT_FILE=FILE, or sweep --cacert FILE, trusts its PEM file"
             raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
         except OSError as exc:
-            raise InputError(
-                f"nothing answers at {self.url}{way}: {exc.strerror or exc}; is the server up?"
-            ) from exc
+            why = exc.strerror or exc
+            raise InputError(say("nothing answers", self=self, way=way, why=why)) from exc
         return connection
 
 

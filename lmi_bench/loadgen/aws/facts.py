@@ -12,6 +12,7 @@ from typing import Any
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import REDACTED
+from lmi_bench.core.texts import say
 from lmi_bench.loadgen.aws.access import AwsAccess, error_text, refusals
 from lmi_bench.loadgen.aws.cloudwatch import Watched
 from lmi_bench.loadgen.aws.target import Invocation
@@ -141,8 +142,7 @@ def _only_component(sagemaker: Any, endpoint_name: str) -> str | None:
     names = [each["InferenceComponentName"] for each in found["InferenceComponents"]]
     if len(names) > 1:
         raise InputError(
-            f"endpoint {endpoint_name!r} hosts {len(names)} inference components: name one with "
-            f"--inference-component: {', '.join(names)}"
+            say("aws components", name=endpoint_name, count=len(names), names=", ".join(names))
         )
     return names[0] if names else None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.texts import say
 from lmi_bench.loadgen.aws.access import AwsAccess, Signer
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.event import WireFormat
@@ -31,15 +32,11 @@ class Invocation:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.endpoint_name):
-            raise InputError(
-                f"{self.endpoint_name!r} is not the name of a SageMaker endpoint: write "
-                "sagemaker:NAME with letters, digits and hyphens, 63 at most"
-            )
+            raise InputError(say("aws endpoint name", self=self))
         attributes = self.custom_attributes or ""
         if len(attributes) > _MAX_ATTRIBUTES_CHARS or not attributes.isascii():
             raise InputError(
-                f"custom attributes must be ASCII, at most {_MAX_ATTRIBUTES_CHARS} characters, "
-                f"got {len(attributes)}"
+                say("aws attributes", most=_MAX_ATTRIBUTES_CHARS, count=len(attributes))
             )
 
     def headers(self) -> dict[str, str]:

@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Self
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.sessions import Session, made_up, parse_agents, read_sessions
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.loadgen.prompts import prompts as texts
 from lmi_bench.loadgen.prompts.dialogues import Following, NumTurns
-from lmi_bench.loadgen.prompts.prompts import Lengths, PromptText, level_place, over_and_over
 
 SessionOf = Callable[[int], Session]  # a session by its number
 
@@ -51,7 +50,7 @@ class AgentSessions:
     """
 
     sessions: SessionOf
-    text: PromptText
+    text: texts.PromptText
     seed: int
     salt: str = ""
     ignore_eos: bool = True
@@ -60,14 +59,16 @@ class AgentSessions:
     _prepared: dict[tuple[str, int], Play] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, workload: WorkloadSection, text: PromptText, *, seed: int, **options: Any) -> Self:
+    def of(
+        cls, workload: WorkloadSection, text: texts.PromptText, *, seed: int, **options: Any
+    ) -> Self:
         """The workload's sessions: recorded ones, shuffled by the seed, or made up."""
         if workload.agent_trace is None:
             shape = parse_agents(workload.agents or "")
             sessions: SessionOf = partial(made_up, shape, seed)
         else:
             recorded = read_sessions(Path(workload.agent_trace), workload.idle_cap_s)
-            sessions = over_and_over(recorded, f"{seed}/agents")
+            sessions = texts.over_and_over(recorded, f"{seed}/agents")
             options["recorded"] = len(recorded)
         return cls(sessions, text, seed, begins_within=workload.begins_within, **options)
 
@@ -88,14 +89,14 @@ class AgentSessions:
         self._prepared = {}
         for session, first_number in sessions:
             play = self.begin(level, session, first_number)
-            self._prepared[level_place(level), session] = play
+            self._prepared[texts.level_place(level), session] = play
             tokens -= sum(each.request.input_tokens for each, _ in play.waiting.values())
             if tokens < 0:
                 return
 
     def begin(self, level: LevelSpec, session: int, first_number: int) -> Play:
         """A session; its requests are numbered from `first_number`."""
-        prepared = self._prepared.pop((level_place(level), session), None)
+        prepared = self._prepared.pop((texts.level_place(level), session), None)
         if prepared is not None:
             return prepared
         recorded, first = self.sessions(session), self._first(level, session)
@@ -113,11 +114,11 @@ class AgentSessions:
             }
         )
 
-    def mean_lengths(self, count: int = 64) -> Lengths:
+    def mean_lengths(self, count: int = 64) -> texts.Lengths:
         """Mean lengths of the requests of the first sessions, rounded to tokens."""
-        found = [each for number in range(count) for each in self.sessions(number)]
-        tokens = (fmean(each.input_tokens for each in found), fmean(e.output_tokens for e in found))
-        return Lengths(*map(round, tokens))
+        return texts.mean_lengths(
+            [each for number in range(count) for each in self.sessions(number)]
+        )
 
     def _first(self, level: LevelSpec, session: int) -> int:
         """The request at which a session begins."""
@@ -141,9 +142,9 @@ class AgentSessions:
             of_turns=len(recorded) - self._first(level, session),
         )
         everywhere = f"{self.seed}/{self.salt}"
-        own = f"{everywhere}/{level_place(level)}/{session}"
+        own = f"{everywhere}/{texts.level_place(level)}/{session}"
         if self.recorded:  # what sessions share is new in each play of all of them
-            everywhere = f"{everywhere}/{level_place(level)}/play {session // self.recorded}"
+            everywhere = f"{everywhere}/{texts.level_place(level)}/play {session // self.recorded}"
         parts = [
             (tokens, random.Random(f"{everywhere if key[0] == '/' else own}/part {key}"))
             for key, tokens in each.parts

@@ -80,7 +80,10 @@ class Dialogue:
         answer = reply.text[reply.thought_chars :]
         ids: tuple[int, ...] = ()
         if asked.prompt_token_ids and said.prompt_token_ids:
-            reply_ids = reply.token_ids or self._encoded(answer)
+            reply_ids = list(reply.token_ids)
+            if not reply_ids and self.tokenizer is not None and answer:
+                special = len(self.tokenizer.encode(""))
+                reply_ids = self.tokenizer.encode(answer)[special:]
             ids = (*asked.prompt_token_ids, *reply_ids, *said.prompt_token_ids)
         text = said.prompt_text and f"{asked.prompt_text}{answer}\n{said.prompt_text}"
         messages = (*asked.messages, ("assistant", answer), *said.messages)
@@ -91,12 +94,6 @@ class Dialogue:
             prompt_text=text,
             messages=messages if said.messages else (),
         )
-
-    def _encoded(self, text: str) -> list[int]:
-        if self.tokenizer is None or not text:
-            return []
-        special = len(self.tokenizer.encode(""))
-        return self.tokenizer.encode(text)[special:]
 
 
 @dataclass(eq=False)

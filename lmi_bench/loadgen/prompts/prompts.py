@@ -15,13 +15,16 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
 from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import LengthDistribution, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
-from lmi_bench.core.traces import Trace
+from lmi_bench.core.sessions import SessionRequest
+from lmi_bench.core.texts import say
+from lmi_bench.core.traces import Trace, TraceRequest
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.tokenizer import Tokenizer
 
@@ -132,10 +135,7 @@ class ExactText:
                 ids = ids[: max(1, len(ids) - (len(seen) - wanted))]
             else:
                 ids = ids + draw.choices(self._ids, k=wanted - len(seen))
-        raise InputError(
-            f"no text of exactly {wanted} tokens was found with this tokenizer after "
-            f"{_MAX_ADJUSTMENTS} tries (the last had {len(seen)}): use a data set instead"
-        )
+        raise InputError(say("no exact text", wanted=wanted, tries=_MAX_ADJUSTMENTS, had=len(seen)))
 
 
 def text_request(
@@ -290,13 +290,10 @@ class TracePrompts(SyntheticPrompts):
         ]
 
 
-def mean_lengths(trace: Trace) -> Lengths:
-    """Mean lengths of a trace, rounded to tokens."""
-    n = len(trace.requests)
-    return Lengths(
-        round(sum(request.input_tokens for request in trace.requests) / n),
-        round(sum(request.output_tokens for request in trace.requests) / n),
-    )
+def mean_lengths(requests: Sequence[TraceRequest | SessionRequest]) -> Lengths:
+    """Mean lengths of recorded requests, rounded to tokens."""
+    lengths = ((each.input_tokens, each.output_tokens) for each in requests)
+    return Lengths(*(round(fmean(tokens)) for tokens in zip(*lengths, strict=True)))
 
 
 DatasetEntry = tuple[str, int | None]
@@ -334,15 +331,12 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
     for number, content in enumerate(json_values(read_text(path), path), start=1):
         text = content.get("prompt", content.get("text")) if isinstance(content, dict) else None
         if not isinstance(text, str) or not text:
-            raise InputError(
-                f"{path}: entry {number} needs a `prompt` (or `text`) that is not empty"
-            )
+            raise InputError(say("dataset no prompt", path=path, number=number))
         output_tokens = content.get("output_tokens")
         is_count = type(output_tokens) is int and output_tokens >= 1
         if output_tokens is not None and not is_count:
             raise InputError(
-                f"{path}: entry {number}: output_tokens must be a whole number of at least 1, "
-                f"got {output_tokens!r}"
+                say("dataset output_tokens", path=path, number=number, got=output_tokens)
             )
         entries.append((text, output_tokens))
     if not entries:
@@ -399,8 +393,5 @@ def _stable_ids(tokenizer: Tokenizer) -> list[int]:
             if len(kept) == _STABLE_TOKENS:
                 break
     if not kept:
-        raise InputError(
-            "this tokenizer has no word that is one token beside itself, so prompts of an exact "
-            "length cannot be made: use a data set"
-        )
+        raise InputError(say("no single words"))
     return kept

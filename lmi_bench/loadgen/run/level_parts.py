@@ -5,6 +5,7 @@ every sample, so that a percentile of the merged level is the percentile of all 
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,10 +49,8 @@ class Share:
     def numbers(self, spec: LevelSpec) -> Iterator[int]:
         """This worker's numbers, in order; without an end where only the duration is fixed."""
         count = self.num_requests(spec)
-        index = 0
-        while count is None or index < count:
+        for index in itertools.count() if count is None else range(count):
             yield self.number(spec, index)
-            index += 1
 
     def _round(self, spec: LevelSpec) -> int:
         return self.of if spec.concurrency is None else spec.concurrency

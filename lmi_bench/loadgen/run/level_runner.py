@@ -53,10 +53,6 @@ class StopRules:
     watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] | None = None
     watch_says: str = "decided"
 
-    def watcher(self, spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
-        """The function that sees each answer of this level; None if none does."""
-        return None if self.watch is None else self.watch(spec)
-
 
 @dataclass(frozen=True, slots=True)
 class LevelOrder:
@@ -109,7 +105,7 @@ class LevelRunner:
         self._rules = rules = order.rules
         self._share = share = order.share
         self._resolved = resolve(self.target)
-        self._is_decided = rules.watcher(spec)
+        self._is_decided = None if rules.watch is None else rules.watch(spec)
         self.watch = LoopWatch()
         self._guard = StallGuard() if order.timeout_s is None else None
         limits = [n for n in (spec.max_in_flight, self._resolved.max_connections) if n]

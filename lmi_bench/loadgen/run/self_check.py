@@ -2,6 +2,13 @@
 
 A level that the generator could not sustain is marked invalid, with the cause and what to do,
 and is never reported in silence. In virtual time nothing can be late, so only the plan is checked.
+
+By how much the reported latencies may be wrong because of the generator itself: each time is known
+to lie in an interval, a send between the clock before and after the system call, a receive between
+the last moment at which nothing had come and its stamp. So each latency has a lowest and a highest
+value, and a quantile of the true ones lies between the quantiles of the two: a bound, not an
+estimate, of what the generator adds. What it cannot see is outside it: queueing in the network and
+in the server before the request is read.
 """
 
 import asyncio
@@ -13,14 +20,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.level import GENERATOR_LIMITED, GeneratorReport
 from lmi_bench.core.records import RequestRecord, counted
+from lmi_bench.core.texts import say
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
-from lmi_bench.loadgen.run import error_bound
 
 HEARTBEAT_S = 0.01
 MAX_DELAY_SHARE = 0.05
@@ -40,6 +48,114 @@ MAX_TAIL_BOUND_SHARE = 0.25
 """The same for the p99 of a level with too few requests to report it: it is nearly the maximum."""
 MIN_BOUND_S = 0.001
 """Bounds below this never make a level invalid."""
+UNSURE_S = 0.001
+"""A token whose time may be further off than this because a later one was read with it counts as
+merged by the reader; below it the server sent both at once."""
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A reported quantile or mean and the interval of the true one; seconds."""
+
+    reported_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def error_s(self) -> float:
+        """Largest distance of the true figure from the reported one."""
+        return max(self.reported_s - self.low_s, self.high_s - self.reported_s)
+
+    @property
+    def error_frac(self) -> float:
+        """The same as a share of the reported one."""
+        return self.error_s / self.reported_s if self.reported_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latencies:
+    """Latencies as reported, and the interval of each true one; shape (n,), seconds.
+
+    low_s, high_s  -inf and inf where an end is not known
+    """
+
+    values_s: FloatArray
+    low_s: FloatArray
+    high_s: FloatArray
+
+    def quantile(self, q: float) -> Bound | None:
+        """The bound of a quantile; None if it is not known."""
+        if not self.values_s.size:
+            return None
+        low, high = _bound_quantile(self.low_s, q), _bound_quantile(self.high_s, q)
+        if not math.isfinite(low) or not math.isfinite(high):
+            return None
+        reported = float(np.quantile(self.values_s, q))
+        return Bound(reported, min(low, reported), max(high, reported))
+
+    def mean(self) -> Bound | None:
+        """The bound of the mean of those with a known lowest value; None if there is none.
+
+        No value is below zero, however late its read was, and none above the reported one.
+        """
+        known = np.isfinite(self.low_s)
+        values_s = self.values_s[known].tolist()
+        if not values_s:
+            return None
+        mean = sum(values_s) / len(values_s)
+        low = sum(np.maximum(0.0, self.low_s[known]).tolist()) / len(values_s)
+        return Bound(mean, low, mean)
+
+
+def _bound_quantile(values: FloatArray, q: float) -> float:
+    """The linear quantile; without interpolation if a value is infinite."""
+    if np.isfinite(values).all():
+        return float(np.quantile(values, q))
+    return float(np.quantile(values, q, method="inverted_cdf"))
+
+
+def ttfts(ttft_s: Sequence[float], bounds_s: Sequence[float | None]) -> Latencies:
+    """The TTFT of each answer; `bounds_s`: by how much it may be too long, None: not known."""
+    values = np.asarray(ttft_s, dtype=np.float64)
+    late = np.asarray([math.inf if b is None else b for b in bounds_s], dtype=np.float64)
+    return Latencies(values, values - late, values)
+
+
+def gaps(signals: ReceiveSignals) -> Latencies:
+    """The gaps between the token events of each stream.
+
+    A gap is too long by its end, too short by its beginning.
+    """
+    times = np.asarray(signals.times_s)
+    late = np.asarray(signals.late_s)
+    within = _within(signals)
+    gap = np.diff(times)[within]
+    return Latencies(gap, gap - late[1:][within], gap + late[:-1][within])
+
+
+def unsure_shares(signals: ReceiveSignals) -> tuple[float, float]:
+    """Shares of the tokens, and of the first tokens, whose time a later token's read hides."""
+    if not signals.tokens:
+        return 0.0, 0.0
+    times = np.asarray(signals.times_s)
+    late = np.asarray(signals.late_s)
+    hidden = np.zeros(times.size, dtype=bool)
+    hidden[:-1] = _within(signals) & (np.diff(times) == 0)
+    hidden &= (late > UNSURE_S) & np.isfinite(late)
+    events = np.asarray(signals.events, dtype=np.int64)
+    starts = np.cumsum(events) - events
+    first = hidden[starts[events > 0]]
+    return float(hidden.mean()), float(first.mean())
+
+
+def _within(signals: ReceiveSignals) -> NDArray[np.bool_]:
+    """Which neighbours in `times_s` belong to one stream; shape (tokens - 1,)."""
+    within = np.ones(max(0, signals.tokens - 1), dtype=bool)
+    ends = np.cumsum(np.asarray(signals.events, dtype=np.int64)) - 1
+    within[ends[(ends >= 0) & (ends < within.size)]] = False
+    return within
 
 
 @dataclass(slots=True)
@@ -148,10 +264,10 @@ def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | N
     return float(users), busy_s / (end_s - start_s)
 
 
-def _receive_facts(ttft: error_bound.Latencies, signals: ReceiveSignals) -> dict[str, Any]:
+def _receive_facts(ttft: Latencies, signals: ReceiveSignals) -> dict[str, Any]:
     """The fields that state how exact the times are."""
     delays_s = [delay for delay in signals.delays_s if math.isfinite(delay)]
-    unsure_share, unsure_first_share = error_bound.unsure_shares(signals)
+    unsure_share, unsure_first_share = unsure_shares(signals)
     facts: dict[str, Any] = {
         "receive_delay_p99_s": _quantile(delays_s, 0.99),
         "clock_steps": signals.clock_steps,
@@ -160,7 +276,7 @@ def _receive_facts(ttft: error_bound.Latencies, signals: ReceiveSignals) -> dict
         "unsure_share": unsure_share,
         "unsure_first_share": unsure_first_share,
     }
-    for name, latencies in (("ttft", ttft), ("itl", error_bound.gaps(signals))):
+    for name, latencies in (("ttft", ttft), ("itl", gaps(signals))):
         p50, p99 = latencies.quantile(0.50), latencies.quantile(0.99)
         if p50 is not None:
             facts[f"{name}_p50_error_bound_ms"] = s_to_ms(p50.error_s)
@@ -172,10 +288,10 @@ def _receive_facts(ttft: error_bound.Latencies, signals: ReceiveSignals) -> dict
     return facts
 
 
-def _ttfts(records: Sequence[RequestRecord], *, virtual: bool) -> error_bound.Latencies:
+def _ttfts(records: Sequence[RequestRecord], *, virtual: bool) -> Latencies:
     """TTFT of each answer, from its send."""
     answered = [record for record in counted(records) if record.ok and record.token_times_s]
-    return error_bound.ttfts(
+    return ttfts(
         [record.token_times_s[0] - record.sent_s for record in answered],
         [0.0 if virtual else record.exchange.ttft_bound_s for record in answered],
     )
@@ -208,14 +324,8 @@ def _late(records: Sequence[RequestRecord], check: GeneratorReport) -> str | Non
         for r in records
     ]
     if _quantile(own_s, 0.99) <= limit_s:
-        return (
-            f"server: {late}) because it took so long to accept their connections; raise its "
-            "backlog or put less load on it"
-        )
-    return (
-        f"client: {late}, share of a core {check.cpu_share:.2f}); run the generator on an idle "
-        "core, give it more --workers, or ask for less load"
-    )
+        return say("late server", late=late)
+    return say("late client", late=late, check=check)
 
 
 def _missed_rate(
@@ -227,11 +337,7 @@ def _missed_rate(
         return None  # a cap held requests back as configured; the checks report it
     if check.achieved_load >= MIN_ACHIEVED_SHARE * spec.rate_per_s:
         return None
-    return (
-        f"client: {check.achieved_load:.4g} req/s sent of the {spec.rate_per_s:g} asked for (share "
-        f"of a core {check.cpu_share:.2f}); lower the rate, or give the generator a faster core or "
-        "more --workers"
-    )
+    return say("missed rate", check=check, spec=spec)
 
 
 def _limited(check: GeneratorReport, hidden: int, ttft_doubt: str | None) -> str | None:
@@ -247,13 +353,10 @@ def _limited(check: GeneratorReport, hidden: int, ttft_doubt: str | None) -> str
         what = f"{ttft_doubt} too long by {check.timestamps} time"
     else:
         return None
-    return (
-        f"{GENERATOR_LIMITED}: {what} (share of a core {check.cpu_share:.2f}); lower the "
-        "load, or give the generator a core of its own or more --workers"
-    )
+    return say("limited", word=GENERATOR_LIMITED, what=what, check=check)
 
 
-def _ttft_doubt(ttft: error_bound.Latencies) -> str | None:
+def _ttft_doubt(ttft: Latencies) -> str | None:
     """The figure of TTFT that may be furthest off, if one may be by too much.
 
     Checked are the mean, the p50 and the highest quantile q that so many answers can support (q **

@@ -139,7 +139,7 @@ async def run_sweep(
     rules = stop_rules or StopRules()
     next_level = levels if callable(levels) else in_order(levels)
     finished: list[Level] = list(store.levels) if store is not None else []
-    while not _has_ended(finished, rules) and (spec := next_level(finished)) is not None:
+    while not has_ended(finished, rules) and (spec := next_level(finished)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         started_at = datetime.now(UTC)
         order = LevelOrder(spec, rules, timeout_s, spacing_s, seed)
@@ -166,7 +166,7 @@ def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> boo
     """Whether a rule watches each answer, or a limit counts the requests in flight."""
     capped = spec.max_in_flight is not None or spec.max_sessions is not None
     capped = capped or resolve(target).max_connections is not None
-    return capped or rules.watcher(spec) is not None
+    return capped or (rules.watch is not None and rules.watch(spec) is not None)
 
 
 @contextlib.asynccontextmanager
@@ -202,7 +202,7 @@ def _by_the_wall_clock(level: Level, started_at: datetime) -> Level:
     return replace(level, started_at=started, ended_at=ended)
 
 
-def _has_ended(finished: Sequence[Level], rules: StopRules) -> bool:
+def has_ended(finished: Sequence[Level], rules: StopRules) -> bool:
     """Whether a rule ended the sweep with its last level; one cut by its duration is whole."""
     reason = finished[-1].stopped_by if finished and rules.ends_sweep else None
     return reason not in (*WHOLE, "decided")

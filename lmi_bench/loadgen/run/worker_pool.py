@@ -3,7 +3,7 @@
 One core carries some 80,000 token events a second. Beyond it the plan is split by number
 (`level_parts.Share`) over processes here or on other hosts (`hosts`). All begin at one instant,
 each by its own CLOCK_MONOTONIC; the offsets of other hosts' clocks are measured before, during and
-after each level (`host_clock`), and their error is part of the level's report. Latencies are
+after each level (`HostClock`), and their error is part of the level's report. Latencies are
 differences on one host and need no common clock.
 
 While a level runs each worker is pinged four times a second: one that is gone, that does not
@@ -13,7 +13,7 @@ answer, whose clock has stepped or that gets too little of a core is named withi
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal
 
@@ -26,7 +26,6 @@ from lmi_bench.core.records import LevelRun
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.run import channel as channels
-from lmi_bench.loadgen.run.host_clock import HostClock
 from lmi_bench.loadgen.run.hosts import JOIN, LOCAL, PIPE_SECRET, Host, Launched, let_in
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share, merge_parts
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress
@@ -45,6 +44,58 @@ PINGS, PING_GAP_S = 8, 0.01
 MAX_LATE_FRAC = 0.3
 """Share of a second that a worker's loop may be late before it is named."""
 _LOST = "the level in flight is lost; continue with --resume"
+MAX_DRIFT = 1e-3
+"""Seconds a second: kernels let time services slew a clock by 500 ppm, and there are two clocks."""
+
+
+class HostClock:
+    """How far a host's CLOCK_MONOTONIC is ahead of ours, seconds, as an interval.
+
+    A ping leaves at our time s, is read at their time t, and its answer is read at our time r. The
+    offset (theirs - ours) is then between t - r and t - s, however long either way took: no
+    symmetry is assumed. Intervals of several pings are intersected; between them the known one
+    widens, since two clocks drift apart by at most `MAX_DRIFT`. An answer outside it shows that a
+    clock has stepped.
+
+    shared  it is our own clock
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
+        self._low_s, self._high_s = (0.0, 0.0) if shared else (-math.inf, math.inf)
+        self._known_at_s = 0.0
+        self._used_s = 0.0
+        self.error_s = 0.0
+        self.round_trip_s = 0.0
+
+    def begin_level(self) -> float:
+        """The offset to use for a level: the middle of what is known. Resets `error_s`."""
+        self._used_s = 0.0 if self.shared else (self._low_s + self._high_s) / 2
+        self.error_s = self._distance_s()
+        return self._used_s
+
+    def add(self, sent_s: float, at_s: float, read_s: float) -> float:
+        """Add a ping; returns by how much the clock has stepped at least, 0.0 if it need not have.
+
+        `error_s` becomes the largest error that the level's offset may have had so far.
+        """
+        if self.shared:
+            return 0.0
+        self.round_trip_s = read_s - sent_s
+        drift_s = MAX_DRIFT * (read_s - self._known_at_s)
+        low_s, high_s = self._low_s - drift_s, self._high_s + drift_s
+        seen_low_s, seen_high_s = at_s - read_s, at_s - sent_s
+        step_s = max(0.0, seen_low_s - high_s, low_s - seen_high_s)
+        if step_s:
+            low_s, high_s = seen_low_s, seen_high_s
+        self._low_s, self._high_s = max(low_s, seen_low_s), min(high_s, seen_high_s)
+        self._known_at_s = read_s
+        self.error_s = max(self.error_s, self._distance_s())
+        return step_s
+
+    def _distance_s(self) -> float:
+        """Largest distance of the offset in use from what is known now."""
+        return max(self._high_s - self._used_s, self._used_s - self._low_s)
 
 
 @dataclass(eq=False)
@@ -241,7 +292,19 @@ class WorkerPool:
                 for other in workers:
                     other.channel.send(channels.Stop(state.stopped_by))
             states[number] = state
-            on_progress(_sum(states.values(), order.spec))
+            so_far = states.values()
+            on_progress(
+                Progress(
+                    level=order.spec.index,
+                    label=order.spec.load.name,
+                    state="running",
+                    done=sum(each.done for each in so_far),
+                    total=order.spec.num_requests,
+                    errors=sum(each.errors for each in so_far),
+                    elapsed_s=max(each.elapsed_s for each in so_far),
+                    tokens=sum(each.tokens for each in so_far),
+                )
+            )
 
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_watch(worker)) for worker in workers]
@@ -287,17 +350,3 @@ def _needed(spec: LevelSpec, finished: Sequence[Level]) -> int:
     before = last.load.on(spec.load.axis)
     grown = spec.load.value / before if before else 1.0
     return max(1, math.ceil(share * workers * grown / MAX_CORE_SHARE))
-
-
-def _sum(states: Collection[Progress], spec: LevelSpec) -> Progress:
-    """The progress of all workers together."""
-    return Progress(
-        level=spec.index,
-        label=spec.load.name,
-        state="running",
-        done=sum(state.done for state in states),
-        total=spec.num_requests,
-        errors=sum(state.errors for state in states),
-        elapsed_s=max(state.elapsed_s for state in states),
-        tokens=sum(state.tokens for state in states),
-    )

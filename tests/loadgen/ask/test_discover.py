@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.loadgen.ask import accepted, discover, probe
-from lmi_bench.loadgen.ask.accepted import TIMEOUT_S, Accepted, takes_token_ids
+from lmi_bench.loadgen.ask import discover, probe
+from lmi_bench.loadgen.ask.discover import TIMEOUT_S, Accepted, takes_token_ids
 from lmi_bench.loadgen.ask.probe import Probe
 from tests.loadgen.aws.runtime_server import runtime_server
 
@@ -43,7 +43,7 @@ def found_at(url, headers=None, *, protocol=None, model=None, stream=True, **ask
 
 
 def accepts(url, headers=None, **request):
-    return accepted.accepts(Probe(url, headers or {}, timeout_s=TIMEOUT_S), **request)
+    return discover.accepts(Probe(url, headers or {}, timeout_s=TIMEOUT_S), **request)
 
 
 def events(*objects, done=True):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
-from lmi_bench.loadgen.run.error_bound import gaps, ttfts
+from lmi_bench.loadgen.run.self_check import gaps, ttfts
 
 LATE = st.floats(0.0, 0.02)
 

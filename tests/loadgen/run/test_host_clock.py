@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_bench.loadgen.run.host_clock import HostClock
+from lmi_bench.loadgen.run.worker_pool import HostClock
 
 
 def _ping(clock, at_s, offset_s, there_s, back_s):

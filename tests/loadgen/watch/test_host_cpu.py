@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from lmi_bench.loadgen.watch.host_cpu import CpuReading, HostCpu, listening_process, taken_frac
+from lmi_bench.loadgen.watch.machine import CpuReading, HostCpu, listening_process, taken_frac
 
 START = CpuReading(total=1000, idle=500, stolen=10, ours=100)
 

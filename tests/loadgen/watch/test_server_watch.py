@@ -11,7 +11,7 @@ import pytest
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.loadgen.watch import server_watch
-from lmi_bench.loadgen.watch.gpu_power import GpuPower
+from lmi_bench.loadgen.watch.machine import GpuPower
 from lmi_bench.loadgen.watch.server_metrics import Sample, SampleReader, read_page
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 
