@@ -18,7 +18,6 @@ from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario, read_yaml
 from lmi_bench.core.scenario_sections import Section
-from lmi_bench.core.texts import say
 from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
@@ -150,7 +149,6 @@ def _slug(text: str) -> str:
 
 
 MATRIX_FILE = "matrix.json"
-_STATE_KEYS = ("target", "payload", "run", "state", "error")
 
 OnCell = Callable[[str, SweepResult | None], None]
 """Called with a cell's name and None when it begins, and with its result when it is over."""
@@ -202,7 +200,9 @@ def run_matrix(
     cells, options = read_matrix(path), read_options(settings)
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
     if folder.exists() and not run.resume:
-        raise InputError(say("matrix folder exists", folder=folder))
+        raise InputError(
+            f"{folder} exists: name another folder with --out, or continue it with --resume"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for each in cells:
         each.state = _state(folder / each.folder)

@@ -23,7 +23,6 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run, repair_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.core.texts import say
 from lmi_bench.interchange import traffic_statistics
 from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
 from lmi_bench.interchange.imports.read import read_results, write_imported
@@ -127,7 +126,9 @@ def gate(settings: results.GateSettings) -> GateVerdict:
     run = load_run(settings.run)
     texts = settings.slo or tuple(run.manifest.scenario.slo)
     if not texts and settings.baseline is None and settings.rules is None:
-        raise InputError(say("gate nothing"))
+        raise InputError(
+            "nothing to check: give --slo ttft_p90<=1s, --rules, or --baseline with an earlier run"
+        )
     if settings.baseline is None and settings.max_regression is not None:
         raise InputError("--max-regression needs an earlier run: add --baseline RUN")
     cases: list[GateCase] = []

@@ -27,7 +27,6 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import AUTO, is_endpoint, parse_scenario
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.core.texts import say
 from lmi_bench.jobs.files import SavedRecommendation, load_recommendation
 from lmi_bench.jobs.settings.plan import VerifySettings
 from lmi_bench.jobs.sweep.result import SweepResult
@@ -135,7 +134,10 @@ def _warnings(plan: SavedRecommendation, run: Run, line: Level) -> Iterator[str]
         if served and find_model(served).name != find_model(plan.model).name:
             yield f"the plan is for {plan.model}, but the target says that it serves {served}"
     if line.stopped_by == DECIDED:
-        yield say("verify stopped", line=line)
+        yield (
+            f"stopped after {line.sent} requests: an SLO is certain to be missed, "
+            "and the figures are of these requests alone"
+        )
 
 
 def _serving(candidate: Candidate) -> int:
@@ -199,7 +201,9 @@ def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
         name for name in ("kv_dtype", "cuda_graphs") if getattr(setting, name) is not None
     ]
     if impossible:
-        raise InputError(say("verify sim cannot", names=", ".join(impossible)))
+        raise InputError(
+            f"sim: cannot be set to the plan's {', '.join(impossible)}: verify on a real endpoint"
+        )
     found = {
         "engine.tensor_parallel": plan.best.tensor_parallel,
         "engine.dtype": dtype,
@@ -238,7 +242,9 @@ def known_profile(plan: SavedRecommendation, path: Path) -> EngineProfile:
     if path.exists():
         return profile_from_json(path.read_text(encoding="utf-8"))
     if plan.profile_document is None:
-        raise InputError(say("verify no profile", path=path))
+        raise InputError(
+            f"the plan contains no profile: run recommend --json again, or put a profile at {path}"
+        )
     return profile_from_json(json.dumps(plan.profile_document))
 
 
@@ -249,11 +255,21 @@ def check_learnable(plan: SavedRecommendation, copies: float) -> None:
     """
     if abs(copies - 1) > 1e-6:
         share = 1 / (plan.best.instances * plan.best.copies)
-        raise InputError(say("verify one copy", copies=copies, share=share))
+        raise InputError(
+            "--update-profile needs the load of one copy, this one is for "
+            f"{copies:g}: point --target at one copy and add --share {share:.4g}"
+        )
     if plan.answer.question.kinds:
-        raise InputError(say("verify lengths"))
+        raise InputError(
+            "--update-profile needs equal requests but the plan's differ in "
+            "length: sweep with --input-tokens and --output-tokens, then calibrate "
+            "on that run"
+        )
     if any(getattr(plan.best.setting, name) for name in _UNFITTED):
-        raise InputError(say("verify unfitted", names=", ".join(_UNFITTED)))
+        raise InputError(
+            "--update-profile: the plan's engine differs from its profile in "
+            f"{', '.join(_UNFITTED)}: sweep that engine and calibrate on the run"
+        )
 
 
 def doubted(profile: EngineProfile) -> EngineProfile:

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from lmi_bench.core.errors import InputError, TargetError, TargetErrorKind
-from lmi_bench.core.texts import say
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import NO_HEADERS, WireEvent, WireFormat
 from lmi_bench.wire.framing import SseSplitter
@@ -153,7 +152,10 @@ class JsonFormat(WireFormat):
         """The request's text; raises InputError without one."""
         if request.prompt_text:
             return request.prompt_text
-        raise InputError(say("no prompt_text", request=request, self=self))
+        raise InputError(
+            f"request {request.request_id} has no prompt_text: the {self.name} "
+            "protocol takes no token ids"
+        )
 
     def inputs_body(self, request: PlannedRequest, stream: bool, **parameters: Any) -> bytes:
         """A body with `inputs` and `parameters`: greedy, with details."""

@@ -21,7 +21,6 @@ from typing import Any, Final
 import orjson
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.texts import say
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
 from lmi_bench.wire.json_format import SseFormat, error_event
@@ -79,7 +78,10 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
         ids = list(request.prompt_token_ids) if self._token_ids or not request.prompt_text else []
         prompt: list[int] | str = ids or request.prompt_text
         if not prompt:
-            raise InputError(say("no prompt", request=request))
+            raise InputError(
+                f"request {request.request_id} has neither prompt_token_ids nor "
+                "prompt_text: the openai protocol needs one of them"
+            )
         return orjson.dumps(
             {"model": model, "prompt": prompt, "max_tokens": request.output_tokens}
             | _generation_fields(request, stream=stream)

@@ -30,7 +30,6 @@ from lmi_bench.core.load import load_name
 from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
-from lmi_bench.core.texts import say
 
 Verdict = Literal["faster", "slower", "no difference", "unknown"]
 Key = tuple[int, int]  # attempt, request
@@ -124,7 +123,10 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
             right[key] = replace(side, records=own)
     common = sorted(set(left) & set(right))
     if not common:
-        raise InputError(say("no common level", a=a, b=b, left=_loads(left), right=_loads(right)))
+        raise InputError(
+            f"{a.path} and {b.path} have no level in common: {_loads(left)} against "
+            f"{_loads(right)}; run both with the same loads"
+        )
     return _sure_together(
         [each for key in common for each in _compare_level(key, left[key], right[key], seed=seed)]
     )

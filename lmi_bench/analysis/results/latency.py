@@ -25,7 +25,6 @@ from lmi_bench.analysis.results.window import speed_step, steady_window
 from lmi_bench.core import level
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.server_metrics import ServerMetrics, TtftSplit
-from lmi_bench.core.texts import say
 from lmi_bench.core.units import MS_PER_S
 
 MAX_OTHERS_FRAC = 0.02
@@ -290,7 +289,11 @@ def _without_hidden_p99(itl_ms: level.Statistics, check: level.GeneratorReport) 
     unsure_share, interval_ms = check.unsure_share or 0.0, check.itl_p99_interval_ms
     if unsure_share <= MAX_UNSURE_SHARE or interval_ms is None:
         return itl_ms
-    reason = say("hidden p99", interval_ms=interval_ms, unsure_share=unsure_share)
+    reason = (
+        f"between {interval_ms[0]:.1f} and {interval_ms[1]:.1f} ms: the "
+        f"generator read {unsure_share:.1%} of the tokens together with later "
+        "ones"
+    )
     return replace(itl_ms, p99=None, unsupported={**(itl_ms.unsupported or {}), "p99": reason})
 
 

@@ -23,7 +23,6 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import METRICS, STATISTICS
-from lmi_bench.core.texts import say
 from lmi_bench.core.workload import LevelSpec
 
 CONFIDENCE = 0.95
@@ -56,7 +55,10 @@ def parse_until(text: str) -> Until:
     """
     match = _UNTIL.fullmatch(text.strip())
     if match is None or not 0 < float(match[2]) < 100:
-        raise InputError(say("until grammar", text=text))
+        raise InputError(
+            f"--until {text!r} is not understood; write METRIC +-X%, such as "
+            "'ttft_p90 +-5%' or 'throughput +-2%'"
+        )
     return Until(match[1], float(match[2]) / 100)
 
 
@@ -190,7 +192,11 @@ def unmet_until(finished: Sequence[Level], until: Until) -> list[str]:
         if width <= until.share:
             continue
         shown = f"+-{width:.1%}" if math.isfinite(width) else "not known"
-        texts.append(say("until unmet", lines=lines, count=len(lines), until=until, shown=shown))
+        texts.append(
+            f"{lines[0].name}: after {len(lines)} attempts the 95 % interval of "
+            f"{until.metric} is {shown}, and +-{until.share:.1%} was asked for: "
+            "more requests a level make it narrower"
+        )
     return texts
 
 

@@ -19,7 +19,6 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Judgement, Level
 from lmi_bench.core.records import LevelRun, RequestRecord, is_at_start
 from lmi_bench.core.slo import Slo
-from lmi_bench.core.texts import say
 from lmi_bench.core.workload import LevelSpec
 
 FailureRule = Literal["exclude", "infinite"]
@@ -190,7 +189,10 @@ def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
             run.records, slo.metric, open_loop=run.spec.load.is_open, failures="infinite"
         )
         if not values:
-            raise InputError(say("slo no metric", slo=slo, count=len(run.records)))
+            raise InputError(
+                f"SLO {slo}: no request of {len(run.records)} has this metric; ask for "
+                "more output tokens, or state an SLO on another metric"
+            )
         pooled = np.concatenate(values)
         found = statistic_ms(pooled, slo.statistic) / slo.limit_ms
         if found > ratio:

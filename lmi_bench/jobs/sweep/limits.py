@@ -20,7 +20,6 @@ from lmi_bench.core.clock import loop_time_s
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.records import LevelRun
-from lmi_bench.core.texts import say
 from lmi_bench.core.units import SECONDS_PER_HOUR
 from lmi_bench.core.workload import USUAL_REQUESTS_PER_USER, LevelSpec
 from lmi_bench.loadgen.run.sweep import Summarise
@@ -65,7 +64,10 @@ class TimeBox:
         if not self._noted:
             self._noted = True
             likely, left, most = map(clock_text, (likely_s, left_s, self.max_s or 0.0))
-            self.note(say("level left out", spec=spec, likely=likely, left=left, most=most))
+            self.note(
+                f"left out {spec.load.name}: it would take about {likely}, and {left} "
+                f"of {most} are left; --resume with a longer --max-time goes on"
+            )
         return False
 
     def shortened(self, spec: LevelSpec, finished: Sequence[Level]) -> LevelSpec:
@@ -176,7 +178,9 @@ class Budget:
         if self.instance is not None:
             price = find_instance(self.instance).price_usd_per_hour
             if price is None:
-                raise InputError(say("no price", self=self))
+                raise InputError(
+                    f"the catalog has no price of {self.instance}: give --price-per-hour"
+                )
         if price is None and self.max_usd is not None:
             raise InputError("--max-spend needs a price: give --price-per-hour or --instance")
         return price
@@ -223,7 +227,10 @@ class Spend:
             likely_usd = likely_level_s(spec, finished) * self.usd_per_hour / SECONDS_PER_HOUR
             if likely_usd >= left_usd:
                 spent, more = (number(usd, 2) for usd in (self.max_usd - left_usd, likely_usd))
-                self.note(say("spend stops", spec=spec, spent=spent, more=more, self=self))
+                self.note(
+                    f"stopped before {spec.load.name}: {spent} USD are spent, it would take "
+                    f"about {more} more, and --max-spend is {self.max_usd:g}"
+                )
                 return None
             left_s = left_usd * SECONDS_PER_HOUR / self.usd_per_hour
             self._capped = left_s < (spec.duration_s or float("inf"))
@@ -237,7 +244,10 @@ class Spend:
         def summarise_and_price(run: LevelRun) -> Level:
             line = summarise(run)
             if self._capped and line.stopped_by == "duration":
-                self.note(say("spend cut short", line=line, self=self))
+                self.note(
+                    f"{line.name} was cut short: the {self.max_usd:g} USD of --max-spend "
+                    f"are used up at {self.usd_per_hour:.2f} USD an hour"
+                )
             if self.usd_per_hour is not None:
                 now_s = self.clock()
                 price = self.usd_per_hour

@@ -14,7 +14,6 @@ from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.run_store import load_run
-from lmi_bench.core.texts import say
 from lmi_bench.report.live import REPORT_FILE
 
 _HOST = "127.0.0.1"
@@ -98,7 +97,10 @@ def _listening(port: int) -> socket.socket:
         listening.listen()
     except OSError as exc:
         listening.close()
-        raise InputError(say("live port", port=port, host=_HOST, exc=exc)) from exc
+        raise InputError(
+            f"--live {port}: cannot listen on {_HOST}:{port}: {exc.strerror}; name "
+            "another port, or none for a free one"
+        ) from exc
     return listening
 
 

@@ -30,7 +30,6 @@ from lmi_bench.core.scenario import (
     parse_scenario,
 )
 from lmi_bench.core.slo import parse_goodput, parse_slo
-from lmi_bench.core.texts import say
 from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
 from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
@@ -153,7 +152,9 @@ def sweep_scenario(
         found = finished_run(out, scenario, options.slo) if resume and out is not None else None
         if found is not None:
             on_folder(found.folder)
-            listener.note(say("run finished", out=out, count=len(found.levels)))
+            listener.note(
+                f"{out} is finished, {len(found.levels)} level(s): nothing is left to send"
+            )
             return found
         tracer: ChromeTrace | None = None
         if options.trace is not None:
@@ -245,10 +246,14 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
         scenario = parse_scenario({})
     elif is_endpoint(scenario_or_url) or scenario_or_url.startswith(SIMULATED_PREFIX):
         if overrides.get("target") is not None:
-            raise InputError(say("two targets", given=scenario_or_url, target=overrides["target"]))
+            raise InputError(
+                f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"
+            )
         scenario, overrides["target"] = parse_scenario({}), scenario_or_url
     elif _HOST_AND_PORT.fullmatch(scenario_or_url) and not Path(scenario_or_url).exists():
-        raise InputError(say("no scenario file", path=scenario_or_url))
+        raise InputError(
+            f"there is no file {scenario_or_url}; for a server write http://{scenario_or_url}"
+        )
     else:
         scenario = load_scenario(Path(scenario_or_url))
     return scenario.with_overrides(overrides)
@@ -279,7 +284,10 @@ def _open_store(
     if resume and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()  # a kill came before the lock
     if resume and folder.exists() and not is_unstarted(folder):
-        raise InputError(say("resume no run", folder=folder, manifest=MANIFEST))
+        raise InputError(
+            f"{folder} exists but is no run ({MANIFEST} is missing), so --resume "
+            "cannot continue it: name another folder with --out"
+        )
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 

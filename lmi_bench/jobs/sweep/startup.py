@@ -19,7 +19,6 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
-from lmi_bench.core.texts import say
 from lmi_bench.loadgen.ask.discover import discover
 from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.targets.bench import Access
@@ -100,7 +99,9 @@ def _started(
                     if server.returncode is not None:
                         why = f"ended with exit code {server.returncode}"
                     last = redact_text(words[-1]) if words else "it printed nothing"
-                    raise InputError(say("startup ended", why=why, last=last))
+                    raise InputError(
+                        f"--measure-startup: the command {why}; its last words: {last}"
+                    )
                 time.sleep(_ASK_EVERY_S)
             yield time.monotonic() - began_s
         finally:

@@ -12,7 +12,6 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.redaction import redact
 from lmi_bench.core.server_metrics import CloudWatch
-from lmi_bench.core.texts import say
 from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.aws.cloudwatch import timed_levels
 from lmi_bench.loadgen.prompts.prompts import Prompts
@@ -69,7 +68,11 @@ def open_pool(
         return
     scenario = bench.scenario.canonical()
     if JOIN in client.hosts and redact(scenario) != scenario:
-        raise InputError(say("secret over network", client=client))
+        raise InputError(
+            f"{client.source}: the scenario holds a secret, such as a password in "
+            "the address, which is not sent over the network: set "
+            "LMI_BENCH_API_KEY or --header, on both sides"
+        )
     headers = bench.metrics_headers or access.headers  # of a URL with the key; others take none
     job = Job(scenario, bench.asked, sample_of(prompts), salt, headers)
     with ExitStack() as stack:
@@ -100,7 +103,9 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
         or load.stop_when is not None
         or isinstance(bench.scenario.client.connections, int)
     ):
-        raise InputError(say("one process", several=several))
+        raise InputError(
+            f"{several}: a cap on requests, or --stop-when, needs a single process; leave it out"
+        )
     if client.hosts and client.workers != "auto":
         raise InputError(f"{several} and --workers: write local*4 among the hosts for four here")
     urls = client.metrics_urls
@@ -159,10 +164,14 @@ def read_cloudwatch(
         listener.note(f"{exc}; the levels have no CloudWatch figures")
         return []
     if all(level.invocations is None for level in found):
-        listener.note(say("cloudwatch no invocations"))
+        listener.note(
+            "CloudWatch has no invocations of these minutes: the levels have no figures of it"
+        )
         return []
     if _counted(found) < sent:
-        listener.note(say("cloudwatch counted", counted=_counted(found), sent=sent))
+        listener.note(
+            f"CloudWatch had counted {_counted(found):.0f} of {sent} invocations when read"
+        )
     return found
 
 

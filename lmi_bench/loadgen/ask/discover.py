@@ -16,7 +16,6 @@ from typing import Any, Final
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.redaction import redact_text
-from lmi_bench.core.texts import say
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.ask.probe import EndlessError, Probe, Reply, UnansweredError
 from lmi_bench.wire.event import WireEvent, WireFormat
@@ -103,7 +102,9 @@ def events_of(wire_format: WireFormat, reply: Reply, *, stream: bool) -> Iterato
 
 
 def length_notes(wire_format: WireFormat) -> tuple[str, ...]:
-    return (say("older length"),) if wire_format is OLD_LENGTH else ()
+    if wire_format is not OLD_LENGTH:
+        return ()
+    return ("the server ignores max_completion_tokens: lengths are requested as max_tokens",)
 
 
 def check_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> None:
@@ -112,7 +113,10 @@ def check_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> None:
         return
     said = redact_text(str(wire_format.error(reply.status, reply.body)), probe.keys)
     if probe.keys:
-        raise InputError(say("key refused", probe=probe, said=said))
+        raise InputError(
+            f"{probe.url} refuses the key that it is given ({said}): give another "
+            "with --api-key, or -H 'Name: value'"
+        )
     raise InputError(f"{probe.url} wants a key ({said}): give --api-key, or -H 'Name: value'")
 
 
@@ -239,7 +243,10 @@ class Discovery(Accepted):
             "chunks": "chunks, since it states none",
         }
         source = sources[self.token_source(tokenizer=tokenizer)]
-        return say("discovery", self=self, limit=limit, source=source)
+        return (
+            f"found {self.server}: protocol {self.protocol}, model "
+            f"{self.model}{limit}; token counts: {source}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +300,11 @@ def discover(
             wire_format=wire_format if wire_format is OLD_LENGTH else None,
         )
     reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in tried.items())
-    raise InputError(say("no protocol", probe=probe, reasons=reasons))
+    raise InputError(
+        f"{probe.url} answers, but in no protocol known here ({reasons}). Is "
+        "the address right? The whole path of the API, such as "
+        "http://host:8000/v1/chat/completions, or --protocol says what to ask"
+    )
 
 
 def _ask(probe: Probe) -> _Hints:

@@ -14,7 +14,6 @@ from typing import Any
 from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
-from lmi_bench.core.texts import say
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
@@ -103,7 +102,10 @@ class Probe:
                 return
             said[path] = f"HTTP {status}" if status else "no answer"
             time.sleep(_RESET_PAUSE_S)
-        raise InputError(say("no cache reset", self=self, said=said))
+        raise InputError(
+            f"--reset-prefix-cache: {self.url} does not empty its prefix cache "
+            f"({said}); vLLM does if started with VLLM_SERVER_DEV_MODE=1"
+        )
 
     def post(self, wire_format: WireFormat, body: bytes, *, whole: bool = True) -> Reply:
         """POST where this protocol is served.
@@ -116,11 +118,19 @@ class Probe:
             with self._announced(f"POST {path}", self.timeout_s):
                 return self._ask("POST", path, body, self.timeout_s, whole=whole)
         except TimeoutError as exc:
-            raise UnansweredError(say("probe unanswered", self=self, path=path)) from exc
+            raise UnansweredError(
+                f"{self.url} gave no whole answer to POST {path} within {self.timeout_s:g} s"
+            ) from exc
         except _OverrunError as exc:
-            raise EndlessError(say("probe endless", self=self, path=path, exc=exc)) from exc
+            raise EndlessError(
+                f"{self.url} does not end its answer to POST {path}: asked for a few "
+                f"tokens, it sent {exc} and goes on. Does it obey the requested number "
+                "of tokens? With --protocol and --model it is measured all the same"
+            ) from exc
         except (OSError, http.client.HTTPException) as exc:
-            raise UnansweredError(say("probe broken off", self=self, path=path, exc=exc)) from exc
+            raise UnansweredError(
+                f"{self.url} broke off the answer to POST {path}: {exc!r}"
+            ) from exc
 
     def _announced(self, what: str, limit_s: float) -> AbstractContextManager[None]:
         """Announce the wait if the block takes long."""
@@ -168,9 +178,12 @@ class Probe:
             connection.connect()
         except TimeoutError as exc:
             if connection.sock is not None:  # connected, and silent since
-                raise InputError(say("no TLS", self=self, limit_s=GET_TIMEOUT_S)) from exc
+                raise InputError(
+                    f"{self.authority} does not answer TLS within {GET_TIMEOUT_S:g} s: does "
+                    "it speak it? Else write http:// instead of https://"
+                ) from exc
             raise InputError(
-                say("no connection", self=self, limit_s=GET_TIMEOUT_S, way=way)
+                f"no connection to {self.authority}{way} within {GET_TIMEOUT_S:g} s"
             ) from exc
         except ssl.SSLError as exc:
             hint = ""
@@ -183,7 +196,9 @@ class Probe:
             raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
         except OSError as exc:
             why = exc.strerror or exc
-            raise InputError(say("nothing answers", self=self, way=way, why=why)) from exc
+            raise InputError(
+                f"nothing answers at {self.url}{way}: {why}; is the server up?"
+            ) from exc
         return connection
 
 

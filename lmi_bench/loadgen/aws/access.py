@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.texts import say
 
 LOGGER = logging.getLogger(__name__)
 SIGNING_NAME = "sagemaker"  # not sagemaker-runtime
@@ -68,7 +67,11 @@ def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
         )
         credentials = session.get_credentials()
         if credentials is None:
-            raise InputError(say("aws no credentials"))
+            raise InputError(
+                "no AWS credentials: set AWS_PROFILE or AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or run `aws configure` (for a local server any "
+                "will do)"
+            )
         credentials.get_frozen_credentials()
     except (BotoCoreError, ValueError) as exc:  # ValueError: an invalid endpoint URL
         raise InputError(f"AWS: {exc}") from exc

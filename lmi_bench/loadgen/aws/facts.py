@@ -12,7 +12,6 @@ from typing import Any
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import REDACTED
-from lmi_bench.core.texts import say
 from lmi_bench.loadgen.aws.access import AwsAccess, error_text, refusals
 from lmi_bench.loadgen.aws.cloudwatch import Watched
 from lmi_bench.loadgen.aws.target import Invocation
@@ -142,7 +141,8 @@ def _only_component(sagemaker: Any, endpoint_name: str) -> str | None:
     names = [each["InferenceComponentName"] for each in found["InferenceComponents"]]
     if len(names) > 1:
         raise InputError(
-            say("aws components", name=endpoint_name, count=len(names), names=", ".join(names))
+            f"endpoint {endpoint_name!r} hosts {len(names)} inference components: "
+            f"name one with --inference-component: {', '.join(names)}"
         )
     return names[0] if names else None
 

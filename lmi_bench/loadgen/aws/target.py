@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.texts import say
 from lmi_bench.loadgen.aws.access import AwsAccess, Signer
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.event import WireFormat
@@ -32,11 +31,15 @@ class Invocation:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.endpoint_name):
-            raise InputError(say("aws endpoint name", self=self))
+            raise InputError(
+                f"{self.endpoint_name!r} is not the name of a SageMaker endpoint: write "
+                "sagemaker:NAME with letters, digits and hyphens, 63 at most"
+            )
         attributes = self.custom_attributes or ""
         if len(attributes) > _MAX_ATTRIBUTES_CHARS or not attributes.isascii():
             raise InputError(
-                say("aws attributes", most=_MAX_ATTRIBUTES_CHARS, count=len(attributes))
+                f"custom attributes must be ASCII, at most {_MAX_ATTRIBUTES_CHARS} "
+                f"characters, got {len(attributes)}"
             )
 
     def headers(self) -> dict[str, str]:

@@ -23,7 +23,6 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import LengthDistribution, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.sessions import SessionRequest
-from lmi_bench.core.texts import say
 from lmi_bench.core.traces import Trace, TraceRequest
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -135,7 +134,11 @@ class ExactText:
                 ids = ids[: max(1, len(ids) - (len(seen) - wanted))]
             else:
                 ids = ids + draw.choices(self._ids, k=wanted - len(seen))
-        raise InputError(say("no exact text", wanted=wanted, tries=_MAX_ADJUSTMENTS, had=len(seen)))
+        raise InputError(
+            f"no text of exactly {wanted} tokens was found with this tokenizer "
+            f"after {_MAX_ADJUSTMENTS} tries (the last had {len(seen)}): use a data "
+            "set instead"
+        )
 
 
 def text_request(
@@ -331,12 +334,15 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
     for number, content in enumerate(json_values(read_text(path), path), start=1):
         text = content.get("prompt", content.get("text")) if isinstance(content, dict) else None
         if not isinstance(text, str) or not text:
-            raise InputError(say("dataset no prompt", path=path, number=number))
+            raise InputError(
+                f"{path}: entry {number} needs a `prompt` (or `text`) that is not empty"
+            )
         output_tokens = content.get("output_tokens")
         is_count = type(output_tokens) is int and output_tokens >= 1
         if output_tokens is not None and not is_count:
             raise InputError(
-                say("dataset output_tokens", path=path, number=number, got=output_tokens)
+                f"{path}: entry {number}: output_tokens must be a whole number of at "
+                f"least 1, got {output_tokens!r}"
             )
         entries.append((text, output_tokens))
     if not entries:
@@ -393,5 +399,8 @@ def _stable_ids(tokenizer: Tokenizer) -> list[int]:
             if len(kept) == _STABLE_TOKENS:
                 break
     if not kept:
-        raise InputError(say("no single words"))
+        raise InputError(
+            "this tokenizer has no word that is one token beside itself, so "
+            "prompts of an exact length cannot be made: use a data set"
+        )
     return kept

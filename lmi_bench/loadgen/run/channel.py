@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeVar, get_args
 
 from lmi_bench import __version__
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, LmiBenchError
-from lmi_bench.core.texts import say
 from lmi_bench.core.typed_json import decode, encode
 from lmi_bench.loadgen.run.level_parts import LevelPart
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress
@@ -130,7 +129,9 @@ class Channel:
         self._skip_to_mark()
         version, _, theirs = self._read().decode("ascii", "replace").partition(" ")
         if version != __version__:
-            raise InputError(say("channel version", self=self, version=version, here=__version__))
+            raise InputError(
+                f"{self.name} has lmi-bench {version}, this is {__version__}: install the same one"
+            )
         numbers = number + theirs if self._role == "sweep" else theirs + number
         self._key = hmac.digest(secret.encode(), numbers.encode(), "sha256")
         self.send(ready)
@@ -184,7 +185,10 @@ class Channel:
         data = self._read()
         mac, text = data[:_MAC_BYTES], data[_MAC_BYTES:]
         if not hmac.compare_digest(self._mac(next(self._received), text), mac):
-            raise InputError(say("channel secret", self=self))
+            raise InputError(
+                f"{self.name}: a message was not made with this secret, so the "
+                "connection is closed: set the same LMI_BENCH_SECRET on both sides"
+            )
         name, _, content = text.partition(b" ")
         try:
             found: Message = decode(_KINDS[name], content)

@@ -25,7 +25,6 @@ from typing import Any
 from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import Listener
-from lmi_bench.core.texts import say
 from lmi_bench.loadgen.run.channel import Channel, Role
 
 SECRET = "LMI_BENCH_SECRET"  # noqa: S105 - the variable's name
@@ -70,7 +69,10 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     for each in text.split(","):
         word = _HOST.fullmatch(each.strip())
         if word is None:
-            raise InputError(say("hosts grammar", text=text))
+            raise InputError(
+                f"--hosts {text}: write local, join, HOST or USER@HOST with commas "
+                "between them, and NAME*4 for four workers there"
+            )
         name, path, count = word.groups()
         ssh = (*_SSH, "--", name, f"{shlex.quote(path or 'lmi-bench')} worker")
         host = {"local": LOCAL, "join": JOIN}.get(name, Host(name, ssh))
@@ -90,7 +92,11 @@ def read_secret() -> str:
     """The secret that workers which dial in share with the sweep; raises InputError."""
     secret = os.environ.get(SECRET, "").strip()
     if len(secret) < LEAST_SECRET:
-        raise InputError(say("secret unset", name=SECRET, least=LEAST_SECRET))
+        raise InputError(
+            f"set the variable {SECRET} to the same {LEAST_SECRET} characters or "
+            "more for the sweep and its workers, such as those of: openssl rand "
+            "-hex 16"
+        )
     return secret
 
 
@@ -243,7 +249,10 @@ def ray_workers(address: str, connect: str) -> Iterator[tuple[int, Callable[[], 
         nodes = sum(node["Alive"] for node in ray.nodes())
         group = ray.util.placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD")
         if not group.wait(_PLACE_S):
-            raise InputError(say("ray no core", address=address, nodes=nodes, place_s=_PLACE_S))
+            raise InputError(
+                f"--ray {address}: not each of its {nodes} nodes has a free core within "
+                f"{_PLACE_S:.0f} s"
+            )
         placed = importlib.import_module("ray.util.scheduling_strategies")
         for node in range(nodes):
             place = placed.PlacementGroupSchedulingStrategy(group, node)

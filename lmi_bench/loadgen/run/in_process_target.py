@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import CapacityError, InputError, OverloadedError, TargetError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.texts import say
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.replicas import ServingEngine
@@ -43,7 +42,9 @@ class InProcessTarget:
         Raises TargetError if the engine refuses it, EngineError if the engine failed.
         """
         if is_virtual() and not self.simulated:
-            raise InputError(say("real time engine"))
+            raise InputError(
+                "this engine computes in real time: virtual time is for simulated targets only"
+            )
         sampling = SamplingParams(
             max_new_tokens=request.output_tokens,
             ignore_eos=request.ignore_eos,

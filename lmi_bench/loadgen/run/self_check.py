@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.level import GENERATOR_LIMITED, GeneratorReport
 from lmi_bench.core.records import RequestRecord, counted
-from lmi_bench.core.texts import say
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
@@ -324,8 +323,15 @@ def _late(records: Sequence[RequestRecord], check: GeneratorReport) -> str | Non
         for r in records
     ]
     if _quantile(own_s, 0.99) <= limit_s:
-        return say("late server", late=late)
-    return say("late client", late=late, check=check)
+        return (
+            f"server: {late}) because it took so long to accept their connections; "
+            "raise its backlog or put less load on it"
+        )
+    return (
+        f"client: {late}, share of a core {check.cpu_share:.2f}); run the "
+        "generator on an idle core, give it more --workers, or ask for less "
+        "load"
+    )
 
 
 def _missed_rate(
@@ -337,7 +343,12 @@ def _missed_rate(
         return None  # a cap held requests back as configured; the checks report it
     if check.achieved_load >= MIN_ACHIEVED_SHARE * spec.rate_per_s:
         return None
-    return say("missed rate", check=check, spec=spec)
+    return (
+        f"client: {check.achieved_load:.4g} req/s sent of the "
+        f"{spec.rate_per_s:g} asked for (share of a core "
+        f"{check.cpu_share:.2f}); lower the rate, or give the generator a "
+        "faster core or more --workers"
+    )
 
 
 def _limited(check: GeneratorReport, hidden: int, ttft_doubt: str | None) -> str | None:
@@ -353,7 +364,11 @@ def _limited(check: GeneratorReport, hidden: int, ttft_doubt: str | None) -> str
         what = f"{ttft_doubt} too long by {check.timestamps} time"
     else:
         return None
-    return say("limited", word=GENERATOR_LIMITED, what=what, check=check)
+    return (
+        f"{GENERATOR_LIMITED}: {what} (share of a core {check.cpu_share:.2f}); "
+        "lower the load, or give the generator a core of its own or more "
+        "--workers"
+    )
 
 
 def _ttft_doubt(ttft: Latencies) -> str | None:

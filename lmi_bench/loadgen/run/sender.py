@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from lmi_bench.core.errors import TargetError, timeout_message
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
-from lmi_bench.core.texts import say
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, arrived_before
 from lmi_bench.loadgen.run.target import Send
@@ -181,6 +180,9 @@ class Sender:
         """The missed deadline: for the first token, or for the complete answer."""
         came = 0 if partial is None else sum(partial.token_counts)
         if self.guard is not None and self.guard.gave_up_after_s is not None:
-            return say("stuck", came=came, self=self)
+            return (
+                f"stuck after {came} tokens: no answer of the level ended for "
+                f"{self.guard.gave_up_after_s:g} s; set a limit with --timeout"
+            )
         assert self.timeout_s is not None  # or nothing was late
         return timeout_message(self.timeout_s, came)

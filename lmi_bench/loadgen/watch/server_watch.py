@@ -19,7 +19,6 @@ from typing import Any
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.server_metrics import ServerMetrics
-from lmi_bench.core.texts import say
 from lmi_bench.core.units import MS_PER_S
 from lmi_bench.loadgen.watch.machine import GpuPower, HostCpu
 from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth, read_page
@@ -214,7 +213,11 @@ def _of_servers(
         rate = grown.get("prefix_cache_hits", 0.0) / grown["prefix_cache_queries"]
         found["prefix_cache_hit_rate"] = rate
         if not expects_hits and rate > MAX_PREFIX_HIT_RATE:
-            warnings.append(say("prefix hits", rate=rate))
+            warnings.append(
+                f"{rate:.1%} of the prompt tokens came from the server's prefix cache: "
+                "TTFT is lower than with prompts it has not seen; leave "
+                "--reuse-prompts out"
+            )
     found |= _ttft(grown, records)
     if len(replicas) > 1:
         found |= _sharing(replicas, warnings)
@@ -248,5 +251,8 @@ def _sharing(replicas: Sequence[_Replica], warnings: list[str]) -> dict[str, Any
     skew = max(counts) / statistics.fmean(counts)
     if skew > MAX_SKEW:
         shares = ", ".join(f"{count:g}" for count in counts)
-        warnings.append(say("replicas unequal", shares=shares, skew=skew))
+        warnings.append(
+            f"the replicas got unequal shares of the requests ({shares}): the "
+            f"busiest has {skew:.2f} times the mean; look at the load balancer"
+        )
     return {"requests_by_replica": requests, "skew": skew}
