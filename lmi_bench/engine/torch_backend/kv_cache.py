@@ -6,7 +6,7 @@ block_size * head_dim contiguous values: a gather copies it whole and a matrix p
 order. Every product would copy token-major pages once more.
 
 A float8 cache (E4M3) has no scales: its relative precision is the same from 2^-6 to 448, and larger
-keys and values, which trained models do not have, become 448.
+keys and values become 448.
 """
 
 import math

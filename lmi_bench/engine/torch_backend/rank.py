@@ -9,6 +9,7 @@ process ends unexpectedly, the current request fails.
 import atexit
 import os
 import pickle
+import select
 import signal
 import statistics
 import tempfile
@@ -104,16 +105,22 @@ def run_rank(
             reported_s = now_s
             connection.send(RankAnswer(progress=(done_bytes, total_bytes)))
 
-    # nothing is sent during a step: readable input means that the pipe is closed
-    worker = RankWorker(
-        rank, degree, device_number, report if rank == 0 else None, orphaned=connection.poll
-    )
+    progress, closed = report if rank == 0 else None, partial(is_closed, connection)
+    worker = RankWorker(rank, degree, device_number, progress, orphaned=closed)
     try:
         _serve(worker, connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent process has ended
     finally:
         worker.close()
+
+
+def is_closed(connection: Connection) -> bool:
+    """True if the other end is closed, even if messages are still to be read: the next request
+    arrives as soon as rank 0 has answered, when this rank may still be in the step before."""
+    watcher = select.poll()
+    watcher.register(connection, 0)  # POLLHUP is told unasked
+    return bool(watcher.poll(0))
 
 
 def _serve(worker: "RankWorker", connection: Connection) -> None:

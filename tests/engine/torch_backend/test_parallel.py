@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -26,7 +30,7 @@ from lmi_bench.engine.torch_backend.collectives import Transport
 from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.loading import VocabularyPart
-from lmi_bench.engine.torch_backend.rank import RankGroup, RankWorker
+from lmi_bench.engine.torch_backend.rank import RankGroup, RankWorker, is_closed
 from tests.engine.torch_backend.parity import (
     assert_equal_but_for_near_ties,
     generate,
@@ -314,6 +318,57 @@ def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine_too(llama):
         return process_ids_of(executor)
 
     assert wait_until_gone(asyncio.run(main()))
+
+
+def test_the_next_request_does_not_end_a_rank_that_is_still_in_the_step_before():
+    """Rank 0 answers as soon as every rank has brought its part; another may not have seen it yet.
+    Here rank 1 has the next request before rank 0 has even begun."""
+    group = RankGroup(2, Transport.SHARED_MEMORY, threads=1)
+    sums = partial(RankWorker.time_all_reduces, sizes_bytes=[64], calls=[1], rounds=1, device="cpu")
+    try:
+        for _ in range(2):
+            group._send(1, pickle.dumps((sums, True)))
+        assert not group._connections[1].poll(0.2)  # an answer would be that it was aborted
+        for _ in range(2):
+            group._send(0, pickle.dumps((sums, False)))
+        for _ in range(2):
+            assert group._receive([1], None)[0][0] > 0
+    finally:
+        group.close()
+
+
+WAITS_AND_TELLS = """
+import pickle, sys, time
+from functools import partial
+from lmi_bench.engine.torch_backend.collectives import Transport
+from lmi_bench.engine.torch_backend.rank import RankGroup, RankWorker
+group = RankGroup(2, Transport.SHARED_MEMORY, threads=1)
+sums = partial(RankWorker.time_all_reduces, sizes_bytes=[64], calls=[1], rounds=1, device="cpu")
+for _ in range(2):
+    group._send(1, pickle.dumps((sums, True)))
+print(*(process.pid for process in group._processes), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_ranks_end_with_their_parent_even_inside_a_step_with_the_next_request_unread():
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS_AND_TELLS], stdout=subprocess.PIPE
+    ) as parent:
+        process_ids = [int(word) for word in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(process_ids) == 2
+    assert wait_until_gone(process_ids)
+
+
+def test_a_closed_pipe_is_seen_behind_messages_that_nobody_has_read():
+    ours, theirs = Pipe()
+    ours.send("a request")
+    assert not is_closed(theirs)
+    ours.close()
+    assert is_closed(theirs)
+    assert theirs.recv() == "a request"
 
 
 def test_an_error_on_a_rank_is_told_with_its_name():
