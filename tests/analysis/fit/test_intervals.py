@@ -184,6 +184,13 @@ def test_users_of_pools_tell_less_of_their_steps_load():
     assert found[0, 1] > 0.7 * 0.085**2
 
 
+def test_builds_change_first_tokens_alike_at_all_loads_and_steps_at_loads_that_are_near():
+    cells = [mixture(users) for users in (4, 64)]
+    build = 0.085**2
+    assert offsets_of(cells)[0, 1] < 0.5 * build
+    assert offsets_of(cells, TTFT)[0, 1] > 0.7 * build
+
+
 def test_first_tokens_of_pools_share_the_doubt_of_the_pool_that_computes_prompts():
     """Pools that decode alike and split their prompt workers differently share none of it."""
     cells = [
