@@ -8,6 +8,10 @@ keeps the limit at the upper end of its interval (else the least upper end below
 prediction lies), after 0, 2, 4 and 6 cells of the table. The choice is judged by the measured
 figures: is the limit broken, and what does it cost over the cheapest row that keeps it?
 
+The six cells are chosen for the whole table, before any limit is known. "4 cells, then 2 that
+decide" also measures six, the last two for its limit: the row whose saving over the choice, times
+its chance to keep the limit, is the largest, by which `recommend` ranks its "measure next".
+
 Beside it: the smallest layout that fits at its highest load, the data sheet (kernels that reach
 their peaks, no host), and the nearest measured cell. A row that was measured counts as measured.
 "engine unseen" is today's default profile for tables of other engines. No profile, prior or error
@@ -19,9 +23,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
@@ -36,21 +42,27 @@ from benchmarks.support.accuracy_tables import (  # noqa: E402
     tables,
 )
 from lmi_bench.analysis.fit.discrepancy import ERRORS, ErrorConstants  # noqa: E402
+from lmi_bench.analysis.fit.measured_tables import TableRow  # noqa: E402
 from lmi_bench.analysis.fit.uncertainty import Estimate  # noqa: E402
 from lmi_bench.analysis.fit.validation import (  # noqa: E402
+    FittedRows,
     Judged,
     PriorRule,
     fitted_rows,
     judge,
     validate,
 )
+from lmi_bench.analysis.fleet.ranking import LEAST_CHANCE, LEAST_SAVING  # noqa: E402
 from lmi_bench.analysis.model.measured_level import MeasuredLevel  # noqa: E402
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters  # noqa: E402
 from lmi_bench.targets.profiles import find_profile  # noqa: E402
 
 CELLS = (0, 2, 4, 6)
+DECISIVE_CELLS = "planner, 4 cells, then 2 that decide"
 _LADDER = np.linspace(0.1, 0.9, 9)
 _LEAST_ROWS = 9
+_DECISIVE = 2  # of the six cells
+_LEAST_SD = 1e-4
 _PEAK = StepParameters(1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0)
 
 
@@ -90,6 +102,22 @@ def decide(options: Sequence[Option], limit: float) -> Decision | None:
     if chosen.true_latency > limit:
         return Decision(made=True, broken=True, regret=None)
     return Decision(made=True, broken=False, regret=chosen.true_cost / min(keeping))
+
+
+def decisive(options: Mapping[int, Option], measured: Set[int], limit: float) -> int | None:
+    """Number of the row to measure next, by the rule of `fleet.ranking.decisive_measurements`; None
+    where no measurement is worth it."""
+    best = min((option.cost for option in options.values() if option.upper <= limit), default=None)
+    worth: dict[int, float] = {}
+    for number, option in options.items():
+        if number in measured or option.latency == math.inf:
+            continue
+        sd = max(_LEAST_SD, math.log(option.upper / option.latency) / NormalDist().inv_cdf(0.9))
+        chance = NormalDist().cdf(math.log(limit / option.latency) / sd)
+        saving = 1 / option.cost if best is None else 1 - option.cost / best
+        if chance >= LEAST_CHANCE and (best is None or chance * saving >= LEAST_SAVING):
+            worth[number] = chance * saving
+    return max(worth, key=worth.__getitem__, default=None)
 
 
 def usd_per_hour(cell: MeasuredLevel) -> float:
@@ -182,6 +210,43 @@ def judged_by(table: Table, cells: int, prior: PriorRule | None = None) -> list[
     return [judge(fitted.fit, row, row.number in fitted.chosen) for row in fitted.rows]
 
 
+def fitted_to(table: Table, numbers: frozenset[int]) -> FittedRows:
+    """The fit to the rows of these numbers."""
+    on = [row for row in table.rows if row.number in numbers]
+    (fitted,) = fitted_rows(table.rows, calibrate_on=on, prior=prior_without(table))
+    return fitted
+
+
+class Decider:
+    """Decides on a table's rows of one pair of lengths after four cells and those that decide."""
+
+    def __init__(self, table: Table, pair: tuple[int, int]) -> None:
+        self._table, self._pair = table, pair
+        self._first = fitted_with(table.name, table.cells - _DECISIVE)
+        self._judged = cache(self._judge)
+
+    def decide(self, figure: str, limit: float) -> Decision | None:
+        """The decision after the cells that this limit asks for."""
+        numbers = self._first.chosen
+        for _ in range(_DECISIVE):
+            number = decisive(self._options(numbers, figure), numbers, limit)
+            if number is None:
+                break
+            numbers |= {number}
+        return decide(list(self._options(numbers, figure).values()), limit)
+
+    def _options(self, numbers: frozenset[int], figure: str) -> dict[int, Option]:
+        judged = self._judged(numbers)
+        rows = (each.row.number for each in _stating(judged, figure))
+        return dict(zip(rows, options_of(judged, figure), strict=True))
+
+    def _judge(self, numbers: frozenset[int]) -> list[Judged]:
+        new = numbers != self._first.chosen
+        fitted = fitted_to(self._table, numbers) if new else self._first
+        rows = [row for row in fitted.rows if _lengths(row) == self._pair]
+        return [judge(fitted.fit, row, row.number in numbers) for row in rows]
+
+
 def decisions_on(table: Table) -> dict[str, list[Decision]]:
     """Decisions of each method under the ladder of limits, on the rows of each pair of lengths."""
     most = table.cells  # 8 of JumpStart's, which have no TPOT
@@ -195,23 +260,27 @@ def decisions_on(table: Table) -> dict[str, list[Decision]]:
     methods["cheapest that fits"] = (runs["planner, 0 cells"], cheapest_that_fits)
     methods["data sheet"] = (judged_by(table, 0, data_sheet(table)), _without_interval)
     methods["nearest of 6 cells"] = (runs["planner, 6 cells"], by_nearest)
-    found: dict[str, list[Decision]] = {name: [] for name in methods}
+    found: dict[str, list[Decision]] = {name: [] for name in [DECISIVE_CELLS, *methods]}
     lengths = {(cell.input_tokens, cell.output_tokens) for cell in table.levels}
     for pair in sorted(lengths):
+        decider = Decider(table, pair)
         for figure in ("latency_ms_per_token", "tpot_ms", "ttft_ms"):
+            if figure == "latency_ms_per_token" and table.levels[0].tpot_mean_s:
+                continue
+            limits = limits_of(runs["planner, 0 cells"], figure)
             for name, (run, options) in methods.items():
-                if figure == "latency_ms_per_token" and table.levels[0].tpot_mean_s:
-                    continue
-                limits = limits_of(run, figure)
-                own = options(run, figure)
-                same = [
-                    option
-                    for option, row in zip(own, _stating(run, figure), strict=True)
-                    if (row.row.cell.input_tokens, row.row.cell.output_tokens) == pair
-                ]
+                stating = zip(options(run, figure), _stating(run, figure), strict=True)
+                same = [option for option, row in stating if _lengths(row.row) == pair]
                 made = (decide(same, limit) for limit in limits)
                 found[name] += [each for each in made if each is not None]
+            made = (decider.decide(figure, limit) for limit in limits)
+            found[DECISIVE_CELLS] += [each for each in made if each is not None]
     return found
+
+
+def _lengths(row: TableRow) -> tuple[int, int]:
+    """Prompt and answer tokens; (0, 0) without a cell."""
+    return (0, 0) if row.cell is None else (row.cell.input_tokens, row.cell.output_tokens)
 
 
 def _stating(judged: Sequence[Judged], figure: str) -> list[Judged]:
@@ -244,9 +313,13 @@ def decision_lines(
     lines += ["| method | decisions | none | broken | regret median / p90 / worst |"]
     lines += ["|---|---|---|---|---|"]
     lines += [_line(name, made) for name, made in pooled.items()]
-    lines += ["", "| table, after 6 cells | decisions | none | broken | regret |"]
-    lines += ["|---|---|---|---|---|"]
-    lines += [_line(name, found["planner, 6 cells"]) for name, found in by_table.items()]
+    for title, method in (
+        ("after 6 cells", "planner, 6 cells"),
+        ("after 4 cells, then 2 that decide", DECISIVE_CELLS),
+    ):
+        lines += ["", f"| table, {title} | decisions | none | broken | regret |"]
+        lines += ["|---|---|---|---|---|"]
+        lines += [_line(name, found[method]) for name, found in by_table.items()]
     numbers = {f"Decisions: {name}": _scores(made) for name, made in pooled.items()}
     return "\n".join(lines) + "\n", numbers
 

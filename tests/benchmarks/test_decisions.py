@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.planner_accuracy import spans, worse
-from benchmarks.published_decisions import Option, decide
+from benchmarks.published_decisions import Option, decide, decisive
 from benchmarks.support.accuracy_tables import Figure
 from benchmarks.support.error_constants import conformal
 
@@ -27,6 +27,15 @@ def test_without_a_sure_one_the_safest_likely_one_is_chosen_or_none():
     assert decide((CHEAP, MIDDLE), 33.0).regret == pytest.approx(1.0)
     assert not decide((MIDDLE, Option(9, 40, 44, 9, 20)), 25.0).made
     assert decide(ALL, 5.0) is None  # nothing keeps it
+
+
+def test_measured_next_is_what_saves_most_times_its_chance():
+    options = dict(enumerate(ALL))
+    assert decisive(options, frozenset(), 33.5) == 1  # 87 % of 3/5 of the cost; 3 % of 4/5
+    known = options | {1: Option(2.0, 33.0, 33.0, 2.0, 33.0)}
+    assert decisive(known, frozenset({1}), 33.5) == 0  # a chance of 3 % to halve the cost
+    assert decisive(options, frozenset(), 46.0) is None  # nothing is cheaper
+    assert decisive(options, frozenset(), 5.0) is None  # nothing has a chance
 
 
 def figure(table, reach):

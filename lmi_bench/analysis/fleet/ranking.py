@@ -224,8 +224,8 @@ def nearest_to_budget(request: RecommendRequest, candidates: Sequence[Candidate]
 
 MOST_MACHINES = 1000  # of a planned fleet
 _DECIDES_LATER = 0.3  # probability that an undecided level keeps its SLOs in the end
-_LEAST_CHANCE = 0.02
-_LEAST_SAVING = 0.005  # of the recommended fleet's cost, times its chance
+LEAST_CHANCE = 0.02
+LEAST_SAVING = 0.005  # of the recommended fleet's cost, times its chance
 
 
 def decisive_measurements(
@@ -292,11 +292,11 @@ def _cheaper_fleets(
             continue  # `_undecided` has them
         chance = belief.chance(rate)
         worth = chance * saving[1]
-        if chance >= _LEAST_CHANCE and (best is None or worth > best[0]):
+        if chance >= LEAST_CHANCE and (best is None or worth > best[0]):
             best = (worth, Measurement(layout, rate, machines, chance, saving[0]))
         if chance > 0.99:
             break
-    if best is not None and (cost == math.inf or best[0] >= _LEAST_SAVING):
+    if best is not None and (cost == math.inf or best[0] >= LEAST_SAVING):
         yield best
 
 
