@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.answer import Candidate, Measurement, Recommendation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.catalog.instances import endpoint_quota
@@ -19,6 +19,7 @@ from lmi_bench.report.tables import fleets
 _SHOWN_REASONS = 6
 _SHOWN_UNPRICED = 5
 _SHOWN_MEASUREMENTS = 2
+_WORTH_ASKING = 0.2  # chance that a measurement makes the fleet cheaper
 _MEASUREMENT_REQUESTS = 2000  # p90 within some per cent, although neighbouring requests correlate
 
 
@@ -203,6 +204,10 @@ def _next_lines(answer: Recommendation) -> Iterator[str]:
         place = best.instance + (f":{best.tensor_parallel}" if best.tensor_parallel > 1 else "")
         yield f"    lmi-bench recommend RUN --measured-on {shlex.quote(place)}"
     elif answer.recommended is not None:
+        deciding = [each for each in answer.measure_next if each.saves_usd_per_hour]
+        if deciding and deciding[0].chance >= _WORTH_ASKING:
+            what, command = _measurement(answer, deciding[0])
+            yield from (f"  next: {what}", f"    {command}")
         yield "  next: replay the load on the fleet before buying"
         yield "    lmi-bench verify REC.json --target URL"
 
@@ -215,24 +220,28 @@ def _lengths(answer: Recommendation) -> str:
 def _measurement_lines(answer: Recommendation) -> Iterator[str]:
     """Measurements that would make the answer more certain, each with its command."""
     for each in answer.measure_next[:_SHOWN_MEASUREMENTS]:
-        instance, degree = each.layout.instance.instance_type, each.layout.tensor_parallel
-        fleet = f"{each.machines} x {instance}, TP {degree}"
-        purpose = f"confirms {fleet}"
-        if each.saves_usd_per_hour:
-            purpose = f"decides {fleet}, USD {each.saves_usd_per_hour:,.2f} per hour less"
-        elif answer.recommended is None:
-            purpose = f"decides {fleet}"
-        yield (
-            f"measure next, {purpose} (keeps the SLOs with a chance of {each.chance:.0%}): one "
-            f"copy on one {instance} at TP {degree}{_set_to(each.layout.setting)}"
-        )
-        yield (
-            f"    lmi-bench sweep URL {_lengths(answer)} --rate {_rounded_up(each.rate_per_s)} "
-            f"--requests-per-level {_MEASUREMENT_REQUESTS} --out RUN"
-        )
+        what, command = _measurement(answer, each)
+        yield from (f"next: {what}", f"    {command}")
     if answer.recommended is not None:
         yield "before buying, replay the load on the fleet"
         yield "    lmi-bench verify REC.json --target URL"
+
+
+def _measurement(answer: Recommendation, each: Measurement) -> tuple[str, str]:
+    """What the measurement decides or confirms, and its command."""
+    instance, degree = each.layout.instance.instance_type, each.layout.tensor_parallel
+    fleet = f"{each.machines} x {instance}, TP {degree}"
+    purpose = f"confirms {fleet}"
+    if each.saves_usd_per_hour:
+        purpose = f"decides {fleet}, USD {each.saves_usd_per_hour:,.2f} per hour less"
+    elif answer.recommended is None:
+        purpose = f"decides {fleet}"
+    return (
+        f"measure one copy on one {instance} at TP {degree}{_set_to(each.layout.setting)}: it "
+        f"{purpose} (keeps the SLOs with a chance of {each.chance:.0%})",
+        f"lmi-bench sweep URL {_lengths(answer)} --rate {_rounded_up(each.rate_per_s)} "
+        f"--requests-per-level {_MEASUREMENT_REQUESTS} --out RUN",
+    )
 
 
 def _set_to(setting: EngineSetting) -> str:
