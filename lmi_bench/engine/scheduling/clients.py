@@ -3,13 +3,17 @@
 Turns are start-time fair queueing (Goyal et al. 1996) by requests: a request stands behind the last
 one of its client, and no earlier than the one that left the queue last. They do not help while one
 client has every slot of the batch: with a share, its further requests are held outside the queue
-until its others end, and beyond its share of the engine's requests they are refused.
+until its others end, and beyond its share of the engine's requests they are refused. Prompts that
+are computed in chunks share a step's tokens: a short one does not wait for another client's long
+ones.
 """
 
 import math
 from bisect import insort
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from lmi_bench.core.errors import OverloadedError
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -86,6 +90,21 @@ class Clients:
         elif not self._entered[seq.client]:
             del self._entered[seq.client]
             self._held.pop(seq.client, None)
+
+
+def prompt_shares(prompts: Iterable[Sequence], limit: int) -> dict[str | None, int] | None:
+    """Prompt tokens that each client may have of a step's `limit`: equal shares, and what one does
+    not need goes to the others. None if there is room for all."""
+    wanted = Counter[str | None]()
+    for seq in prompts:
+        wanted[seq.client] += seq.tokens_to_fill - seq.num_computed
+    if wanted.total() <= limit:
+        return None
+    shares = dict[str | None, int]()
+    for client, tokens in sorted(wanted.items(), key=itemgetter(1)):
+        each = (limit - sum(shares.values())) // (len(wanted) - len(shares))
+        shares[client] = min(tokens, each)
+    return shares
 
 
 def _place(seq: Sequence) -> tuple[int, float, int]:

@@ -25,7 +25,7 @@ from lmi_bench.engine.scheduling.batch import (
     WaitUntil,
 )
 from lmi_bench.engine.scheduling.block_manager import BlockManager
-from lmi_bench.engine.scheduling.clients import Clients
+from lmi_bench.engine.scheduling.clients import Clients, prompt_shares
 from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.join_rule import JoinRule
@@ -347,17 +347,19 @@ class Scheduler:
             return (0, 0, 0, 0)
         budget = limit = self.config.max_rolling_batch_prefill_tokens
         rows = pairs = context = 0
+        shares = self._prompt_shares(limit)
         for seq in self._filling():
             left = seq.tokens_to_fill - seq.num_computed
             if left > budget and not (self._mixes_prefill or seq.tokens_to_fill > limit):
                 break
-            count = min(left, budget)
+            room = budget if shares is None else min(budget, shares.get(seq.client, 0))
+            count = min(left, room)
             if not count:
-                break
+                continue  # the step is full, or its client's share of it
             if not seq.admitted:
                 self._admit(seq)
                 left = seq.tokens_to_fill - seq.num_computed  # less after a prefix-cache hit
-                count = min(left, budget)
+                count = min(left, room)
             first = seq.num_computed
             begins = first == seq.num_cached
             last_chunk = count == left
@@ -381,10 +383,20 @@ class Scheduler:
                 seq.num_pending += 1
                 self._residents.num_filling -= 1
             budget -= count
+            if shares is not None:
+                shares[seq.client] -= count
             rows += 1
             pairs += count * first + count * (count + 1) // 2
             context += first
         return (rows, limit - budget, pairs, context)
+
+    def _prompt_shares(self, limit: int) -> dict[str | None, int] | None:
+        """Of the clients with begun prompts and of the one whose turn it is."""
+        if not self._mixes_prefill or self.config.client_share == 1:
+            return None
+        new = self._next_to_admit() if self._may_join() else None
+        prompts = self._residents.filling() + ([new] if new is not None else [])
+        return prompt_shares(prompts, limit)
 
     def _filling(self) -> abc.Iterator[Sequence]:
         """Sequences with prompt tokens left to compute; then new ones while there is room."""

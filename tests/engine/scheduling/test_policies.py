@@ -286,12 +286,48 @@ def test_clients_take_turns_and_one_that_comes_later_waits_for_no_backlog():
     assert served[-2:] == ["c2", "a6"]
 
 
+def test_a_short_prompt_does_not_wait_for_the_chunks_of_another_clients_long_ones():
+    """Steps of 128 prompt tokens: b's 40 and what is left for a; with c, equal parts; then a's."""
+    config = SchedulerConfig(
+        num_blocks=128,
+        max_rolling_batch_size=8,
+        chunked_prefill=True,
+        max_rolling_batch_prefill_tokens=128,
+        client_share=0.5,
+    )
+    drive, clients = Drive(Scheduler(config)), "aabc"
+
+    def add(number, tokens):
+        sampling = SamplingParams(max_new_tokens=1)
+        drive.scheduler.add(number, [1] * tokens, sampling, 0.0, clients[number])
+
+    def chunks():
+        batch = drive.scheduler.plan(0.0)
+        drive.commit(batch)
+        return {entry.seq_id: len(entry.token_ids) for entry in batch.entries}
+
+    add(0, 300)
+    add(1, 300)
+    assert chunks() == {0: 128}
+    add(2, 40)
+    assert chunks() == {0: 88, 2: 40}
+    add(3, 100)
+    assert chunks() == {0: 64, 3: 64}
+    assert chunks() == {0: 20, 1: 72, 3: 36}
+    assert chunks() == {1: 128}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_client_has_more_than_its_share_whatever_ends_when(seed):
     """Random requests of three clients, a third cancelled, with a cache that preempts some."""
     draw = random.Random(seed)
     config = SchedulerConfig(
-        num_blocks=12, max_rolling_batch_size=6, max_concurrent_requests=20, client_share=0.5
+        num_blocks=12,
+        max_rolling_batch_size=6,
+        max_concurrent_requests=20,
+        client_share=0.5,
+        chunked_prefill=seed % 2 == 1,
+        max_rolling_batch_prefill_tokens=60 if seed % 2 == 0 else 13,
     )
     drive, client_of, open_ids, refused = Drive(Scheduler(config)), {}, set(), 0
     scheduler = drive.scheduler
