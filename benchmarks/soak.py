@@ -96,6 +96,11 @@ class Server:
         pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
+    def cpu_s(self) -> float:
+        """Processor time so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> tuple[int, str]:
         """Ctrl-C; the exit code and the last line of what it said."""
         self._process.send_signal(signal.SIGINT)
