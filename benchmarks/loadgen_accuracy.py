@@ -184,6 +184,8 @@ TABLE = (
     Row(2048, "Python receiver", receive="python", rounds=6),
     Row(4096, "past the ceiling"),
     Row(1024, "60 % burnt, ordinary scheduling", burn=0.6, repeat=3, ordinary=True),
+    Row(128, "TLS", server="tls", repeat=3),
+    Row(512, "TLS", server="tls", repeat=3),
     Row(1024, "TLS", server="tls", repeat=3),
     Row(1536, "TLS", server="tls", rounds=5, repeat=3),
 )

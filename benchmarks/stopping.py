@@ -1,6 +1,7 @@
 """How often `sweep --stop-when` and `sweep --against` are right, and what they save.
 
-    python benchmarks/stopping.py [--levels 1000] [--runs 40] [--contests 300] [--write FILE]
+    python benchmarks/stopping.py [--levels 1000] [--runs 40] [--contests 300] [--served 10]
+        [--write FILE]
 
 `--stop-when`: latencies of a level are drawn from a log-normal distribution, each for itself or
 in batches that share half of the variance; an interval that does not hold the true percentile is a
@@ -10,11 +11,18 @@ the percentile of all runs together stands for the true one.
 `--against`: rounds of two targets are drawn, three levels each. An attempt's throughput scatters by
 1 % or 4 %, and drifts by 2 % a round for both. Two equal targets that are called different are a
 false alarm (at most 5 %, for all levels together). The machine does not matter.
+
+Then real endpoints: two `serve` processes of the trained model, B with the same settings, or with
+fewer sequences in its batch than there are users. Here the machine matters.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -157,19 +165,85 @@ def _contests(contests: int) -> Iterator[str]:
             )
 
 
+SERVED = {"the same settings": (), "2 sequences in a batch": ("--max-batch", "2")}
+SERVED_LOAD = ("--concurrency", "2,4", "--input-tokens", "16", "--output-tokens", "32",
+               "--requests-per-level", "32", "--until", UNTIL)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _server(*options: str) -> Iterator[str]:
+    """The address of a `serve` of its own, one thread of arithmetic."""
+    command = [sys.executable, "-m", "lmi_bench", "serve", "--model", "demo-15m", "--threads", "1"]
+    process = subprocess.Popen(
+        [*command, "--port", "0", *options],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
+        if found is None:
+            raise SystemExit(f"serve {' '.join(options)} did not start")
+        yield found[0]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _served(contests: int) -> Iterator[str]:
+    yield (
+        "| B against A | comparisons | called different | called no different | not sure | "
+        "throughput of B, median | rounds, median | of |"
+    )
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    for name, options in SERVED.items():
+        verdicts = {"different": 0, "no": 0, "": 0}
+        rounds, logs = [], dict[str, list[float]]()
+        for _ in range(contests):
+            with _server() as a, _server(*options) as b, tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "ab"
+                command = [sys.executable, "-m", "lmi_bench", "sweep", a, "--against", b]
+                subprocess.run(
+                    [*command, *SERVED_LOAD, "--out", str(out), "--quiet"],
+                    check=True,
+                    cwd=ROOT,
+                    stdout=subprocess.DEVNULL,
+                )
+                lines_a, lines_b = (load_run(out / side).levels for side in "ab")
+            changes = paired_changes(lines_a, lines_b, parse_until(UNTIL))
+            found = [each.verdict for each in changes]
+            is_different = any(each in ("more", "less") for each in found)
+            verdicts["different" if is_different else "no" if all(found) else ""] += 1
+            rounds.append(max(level.attempt for level in lines_a))
+            for each in changes:  # of levels that are valid on both sides
+                logs.setdefault(each.level, []).append(each.log.mean or 0.0)
+        shares = " | ".join(map(str, verdicts.values()))
+        changed = ", ".join(f"{level} {np.expm1(np.median(logs[level])):+.1%}" for level in logs)
+        yield (
+            f"| {name} | {contests} | {shares} | {changed} | {np.median(rounds):.0f} | "
+            f"{MAX_ATTEMPTS} |"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--levels", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--contests", type=int, default=300)
+    parser.add_argument("--served", type=int, default=10)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     parts = (
         (f"`--stop-when`, {options.levels:,} drawn levels a row", _drawn(options.levels)),
         ("`--stop-when`, sweeps of a simulated server", _sweeps(options.runs)),
         (f"`--against`, {options.contests:,} drawn comparisons a row", _contests(options.contests)),
+        ("`--against`, two `serve` processes with the trained model", _served(options.served)),
     )
     called = f"--levels {options.levels} --runs {options.runs} --contests {options.contests}"
+    called += f" --served {options.served}"
     lines = ["# Levels and comparisons that end when they are sure", ""]
     lines += [f"Printed by `python benchmarks/stopping.py {called}`.", ""]
     for title, rows in parts:

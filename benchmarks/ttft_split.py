@@ -1,6 +1,6 @@
 """Puts a known delay between client and server and looks where the split of TTFT shows it.
 
-    python benchmarks/ttft_split.py
+    python benchmarks/ttft_split.py [--turns 5] [--write FILE]
 
 A relay on this machine holds each direction back by half of the delay, and measures for how long it
 really did; a sweep runs with and without it, in turns. The server is `serve` with the trained
@@ -9,6 +9,7 @@ model on this machine's CPU.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
 import subprocess
@@ -24,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from lmi_bench.core.run_store import load_run  # noqa: E402
 
-PORT, RELAY_PORT, DELAY_MS, TURNS = 8471, 8472, 20.0, 5
+PORT, RELAY_PORT, DELAY_MS = 8471, 8472, 20.0
 HELD_MS: tuple[list[float], list[float]] = ([], [])
 PARTS = ("client_ms", "network_ms", "queue_ms", "prefill_ms", "other_ms")
 
@@ -67,6 +68,16 @@ def _split(port: int, load: list[str]) -> list[dict[str, float]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
     command = [
         sys.executable,
         "-m",
@@ -86,10 +97,12 @@ def main() -> None:
                 break
             except OSError:
                 time.sleep(0.2)
-        print(f"A relay of {DELAY_MS:g} ms; medians of {TURNS} turns, ms.\n")
-        print("| load | part | without | with | difference |\n|---|---|---:|---:|---:|")
+        say("# A known delay in the split of TTFT\n")
+        say(f"Printed by `python benchmarks/ttft_split.py --turns {options.turns}`. A relay of")
+        say(f"{DELAY_MS:g} ms; medians of the turns, ms.\n")
+        say("| load | part | without | with | difference |\n|---|---|---:|---:|---:|")
         for load in (["--concurrency", "1,4"], ["--rate", "4"]):
-            turns = [(_split(PORT, load), _split(RELAY_PORT, load)) for _ in range(TURNS)]
+            turns = [(_split(PORT, load), _split(RELAY_PORT, load)) for _ in range(options.turns)]
             for level, name in enumerate(load[1].split(",")):
                 for part in PARTS:
                     near, far = (
@@ -97,9 +110,11 @@ def main() -> None:
                         for side in (0, 1)
                     )
                     figures = f"{near:.2f} | {far:.2f} | {far - near:+.2f}"
-                    print(f"| {load[0][2:]} {name} | {part} | {figures} |")
+                    say(f"| {load[0][2:]} {name} | {part} | {figures} |")
         held = sum(map(statistics.fmean, HELD_MS))
-        print(f"\nThe relay held both directions for {held:.2f} ms in the mean.")
+        say(f"\nThe relay held both directions for {held:.2f} ms in the mean.")
+        if options.write:
+            options.write.write_text("\n".join(lines) + "\n", encoding="utf-8")
     finally:
         server.terminate()
 

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.load import Load
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
@@ -124,7 +125,12 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
             if state.state in ("running", "decoding"):
                 channel.send(state)
 
-        runner = LevelRunner(order, target, prompts, on_progress)
+        def tell(record: RequestRecord) -> bool:
+            channel.send(record.shifted(0.0))
+            return False
+
+        rules = replace(order.rules, watch=(lambda _: tell) if order.tells else None)
+        runner = LevelRunner(replace(order, rules=rules), target, prompts, on_progress)
         part = await runner.run_part(start)
         channel.send(replace(part, fault=fault))
 

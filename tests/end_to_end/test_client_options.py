@@ -63,4 +63,4 @@ def test_a_number_of_connections_is_that_of_the_whole_sweep(tmp_path):
     with runtime_server() as url:
         args = ("sweep", url, *SMALL, "--connections", "2", "--workers", "2")
         refused = lmi_bench(*args, "--out", tmp_path / "run", expect=2)
-    assert "a cap on requests, or --stop-when, needs a single process" in refused.stderr
+    assert "a cap on requests needs a single process" in refused.stderr

@@ -76,6 +76,19 @@ def test_a_host_over_ssh_and_this_one_send_one_load(tmp_path, programs):
     assert "the workers' clocks agree within" in done.stdout
 
 
+def test_a_search_over_hosts_ends_a_level_that_is_sure_to_miss(tmp_path):
+    """Four of 32 users are answered each 0.12 s; 7 of the first level's 64 requests may miss."""
+    run = tmp_path / "run"
+    with runtime_server(step_s=0.02, max_rolling_batch_size=4) as url:
+        search = ("--search", "concurrency", "--slo", "e2e_p90<=50ms", "--isl", "8", "--osl", "6")
+        hosts = ("--hosts", "local,local", "--concurrency", "32", "--out", run)
+        lmi_bench("sweep", url, *search, *hosts, expect=99)
+    first = json.loads((run / "levels.jsonl").read_text().splitlines()[0])
+    assert (first["generator"]["workers"], first["stopped_by"]) == (2, "decided")
+    assert first["requests"] < 32 + 64
+    assert (first["search"]["planned"], first["search"]["passed"]) == (64, False)
+
+
 @pytest.mark.parametrize(
     ("ssh", "said"),
     [
@@ -232,7 +245,7 @@ def test_an_address_with_a_password_is_not_sent_over_the_network(tmp_path):
         (("--hosts", "local", "--listen", "7711"), "--listen 7711: write HOST:PORT"),
         (
             ("--hosts", "local", "--connections", "2"),
-            "--hosts: a cap on requests, or --stop-when, needs",
+            "--hosts: a cap on requests needs a single process",
         ),
     ],
 )

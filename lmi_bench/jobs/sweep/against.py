@@ -76,15 +76,17 @@ def sweep_against(settings: SweepSettings, listener: Listener = SILENT) -> Conte
     of_b = replace(options, client=replace(options.client, metrics_urls=()))
     if hosts[0] != hosts[1]:  # another host is given no key but its own
         of_b = replace(of_b, access=Access(os.environ.get(KEY_OF_B)))
-    quiet = Silent()
-    vars(quiet).update(warn=listener.warn, progress=listener.progress)
+
+    class Quiet(Silent):
+        warn, progress = listener.warn, listener.progress  # type: ignore[assignment]
+
     contest = Contest(())
     for rounds in range(1, MAX_ATTEMPTS + 1):
         order = sorted(sides, reverse=rounds % 2 == 0)  # A B, B A: neither is always the second
         found: dict[Path, SweepResult] = {}
         for folder in order:
             here = replace(options if folder.name == "a" else of_b, rounds=rounds)
-            heard: Listener = listener if rounds == 1 else quiet
+            heard: Listener = listener if rounds == 1 else Quiet()
             found[folder] = sweep_scenario(sides[folder], here, heard, out=folder, resume=True)
             if found[folder].interrupted or found[folder].failed:
                 return replace(contest, sides=list(found.values()))

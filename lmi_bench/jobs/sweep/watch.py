@@ -100,12 +100,9 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     if (client.hosts or client.workers not in (1, "auto")) and (
         load.max_sessions is not None
         or load.max_in_flight is not None
-        or load.stop_when is not None
         or isinstance(bench.scenario.client.connections, int)
     ):
-        raise InputError(
-            f"{several}: a cap on requests, or --stop-when, needs a single process; leave it out"
-        )
+        raise InputError(f"{several}: a cap on requests needs a single process; leave it out")
     if client.hosts and client.workers != "auto":
         raise InputError(f"{several} and --workers: write local*4 among the hosts for four here")
     urls = client.metrics_urls

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from lmi_bench import __version__
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, LmiBenchError
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.typed_json import decode, encode
 from lmi_bench.loadgen.run.level_parts import LevelPart
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress
@@ -64,7 +65,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Another worker has reached a stop rule's limit: send nothing more."""
+    """Another worker has reached a stop rule's limit, or enough is known: send nothing more."""
 
     reason: str
 
@@ -89,7 +90,9 @@ class Failed:
     exit_code: int = EXIT_FAILED
 
 
-Message = Job | LevelOrder | Start | Stop | Ping | Ready | Progress | LevelPart | Failed
+News = Progress | RequestRecord
+"""What a worker tells while it sends; a record, its times its own, of a request that ended."""
+Message = Job | LevelOrder | Start | Stop | Ping | Ready | News | LevelPart | Failed
 Role = Literal["sweep", "worker"]
 _OTHER: dict[Role, Role] = {"sweep": "worker", "worker": "sweep"}
 _KINDS: dict[bytes, type[Message]] = {kind.__name__.encode(): kind for kind in get_args(Message)}

@@ -94,8 +94,9 @@ def merge_parts(
     watch.lags_s = [lag_s for part in parts for lag_s in part.watch.lags_s]
     watch.cpu_share = max(part.watch.cpu_share for part in parts)
     watch.virtual = all(part.watch.virtual for part in parts)
-    stopped_by = next((part.stopped_by for part in parts if part.stopped_by), None)
-    if stopped_by in ("decided", KNOWN) and len(records) == spec.num_requests:
+    verdicts, reasons = ("decided", KNOWN), [each.stopped_by for each in parts if each.stopped_by]
+    stopped_by = min(reasons, key=verdicts.__contains__, default=None)  # a failure comes first
+    if stopped_by in verdicts and len(records) == spec.num_requests:
         stopped_by = None  # all had been sent when the verdict was reached: nothing was cut
     errors, limit = sum(not record.ok for record in records), max_error_share
     if stopped_by is None and limit is not None and errors > limit * len(records):

@@ -43,7 +43,7 @@ class StopRules:
     ends_sweep       False: the sweep continues with the next level
     watch            gives a function that sees each answer of a level when it ends (decoded for it,
                      on the loop) and returns True when enough is known: `stopped_by` is then
-                     `watch_says`. Levels that it watches need one process
+                     `watch_says`. Several processes tell the sweep of each answer
     """
 
     first_timeout: bool = True
@@ -60,6 +60,7 @@ class LevelOrder:
 
     timeout_s  seconds from sending to the end of the answer; None: no limit
     spacing_s  seconds between the first sends of a closed loop's users
+    tells      a worker tells of each request that ends, for the sweep's `watch`
     """
 
     spec: LevelSpec
@@ -68,6 +69,7 @@ class LevelOrder:
     spacing_s: float
     seed: int
     share: Share = WHOLE
+    tells: bool = False
 
 
 @dataclass(frozen=True, slots=True)

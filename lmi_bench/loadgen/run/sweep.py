@@ -144,7 +144,7 @@ async def run_sweep(
         started_at = datetime.now(UTC)
         order = LevelOrder(spec, rules, timeout_s, spacing_s, seed)
         has_hosts = workers is not None and bool(workers.hosts)
-        pool = workers if has_hosts or not _needs_one_process(spec, target, rules) else None
+        pool = workers if has_hosts or not _needs_one_process(spec, target) else None
         count = 1 if pool is None else pool.count_for(spec, finished)
         async with _observed(server, before_level) as before_start:
             if pool is not None and (count > 1 or has_hosts):
@@ -162,11 +162,10 @@ async def run_sweep(
     return finished
 
 
-def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> bool:
-    """Whether a rule watches each answer, or a limit counts the requests in flight."""
+def _needs_one_process(spec: LevelSpec, target: Target) -> bool:
+    """Whether a limit counts the requests in flight."""
     capped = spec.max_in_flight is not None or spec.max_sessions is not None
-    capped = capped or resolve(target).max_connections is not None
-    return capped or (rules.watch is not None and rules.watch(spec) is not None)
+    return capped or resolve(target).max_connections is not None
 
 
 @contextlib.asynccontextmanager

@@ -22,7 +22,7 @@ from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.records import LevelRun
+from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.run import channel as channels
@@ -168,12 +168,12 @@ class _Worker:
             raise LmiBenchError(f"{self.channel.name} sent {type(answer).__name__} out of turn")
         return answer
 
-    async def part(self, on_progress: Callable[[int, Progress], None]) -> LevelPart:
+    async def part(self, on_news: Callable[[int, channels.News], None]) -> LevelPart:
         """Its part of the level, when it has sent it."""
-        while isinstance(answer := await self.expect(Progress, LevelPart), Progress):
-            self.sending = self.sending and answer.state == "running"
-            if answer.state == "running":
-                on_progress(self.number, answer)
+        kinds = Progress, RequestRecord, LevelPart
+        while isinstance(answer := await self.expect(*kinds), channels.News):
+            self.sending &= isinstance(answer, RequestRecord) or answer.state == "running"
+            on_news(self.number, answer)
         assert isinstance(answer, LevelPart)
         self.sending = False
         return answer
@@ -250,7 +250,6 @@ class WorkerPool:
         Raises LmiBenchError when a worker is lost: the level is then lost, and the pool starts
         over.
         """
-        order = replace(order, rules=replace(order.rules, watch=None))  # which no message can carry
         try:
             self.open(max(count, len(self._workers)))
             workers = [self._workers[number] for number in range(count)]
@@ -274,6 +273,9 @@ class WorkerPool:
         on_progress: Callable[[Progress], None],
         before_start: Callable[[], Awaitable[None]] | None,
     ) -> list[LevelPart]:
+        rules, watch = order.rules, order.rules.watch  # which no message can carry
+        is_decided = watch and watch(order.spec)
+        order = replace(order, rules=replace(rules, watch=None), tells=is_decided is not None)
         for worker in workers:
             worker.order(replace(order, share=Share(worker.number, len(workers))))
         for worker in workers:
@@ -287,11 +289,15 @@ class WorkerPool:
             worker.begin(at_s)
         states: dict[int, Progress] = {}
 
-        def on_state(number: int, state: Progress) -> None:
-            if state.stopped_by and not any(each.stopped_by for each in states.values()):
+        def on_news(number: int, news: channels.News) -> None:
+            if isinstance(news, RequestRecord):
+                if is_decided is None or not is_decided(news):
+                    return
+                news = replace(states[number], stopped_by=rules.watch_says)
+            if news.stopped_by and not any(each.stopped_by for each in states.values()):
                 for other in workers:
-                    other.channel.send(channels.Stop(state.stopped_by))
-            states[number] = state
+                    other.channel.send(channels.Stop(news.stopped_by))
+            states[number] = news
             so_far = states.values()
             on_progress(
                 Progress(
@@ -308,7 +314,7 @@ class WorkerPool:
 
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_watch(worker)) for worker in workers]
-            tasks = [group.create_task(worker.part(on_state)) for worker in workers]
+            tasks = [group.create_task(worker.part(on_news)) for worker in workers]
             await asyncio.wait(tasks)
             for each in watching:
                 each.cancel()

@@ -92,7 +92,7 @@ def test_messages_arrive_as_they_were_sent(pair):
     rules = StopRules(max_error_share=None)
     orders = [
         Job({"target": "http://a:1", "slo": ["x"]}, {"tokenizer": None}, "00", "salt", {"X": "y"}),
-        LevelOrder(SPEC, rules, None, 0.0004, 7, Share(1, 3)),
+        LevelOrder(SPEC, rules, None, 0.0004, 7, Share(1, 3), tells=True),
         Start(12.000000001),
         Stop("timeout"),
         Ping(1 / 3),

@@ -20,11 +20,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmi_bench.analysis.results.early_stop import QuantileWatch, parse_stop_when
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.lengths import parse_seconds
+from lmi_bench.core.level import KNOWN
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.http.receive import run_on_sockets
@@ -96,8 +100,7 @@ def _sweep(url, levels, count, prompts=PROMPTS, workload=None, **options):
                 on_progress=states.append,
                 spacing_s=SPACING_S,
                 workers=pool,
-                stop_rules=StopRules(watch=lambda _spec: None),  # no message can carry it
-                **options,
+                **{"stop_rules": StopRules(watch=lambda _spec: None)} | options,
             )
 
     with closing(WorkerPool(_job(url, prompts, **(workload or {})), count)) as pool:
@@ -118,6 +121,28 @@ def test_two_workers_measure_what_the_server_did(url):
     assert max(state.done for state in states) > 0
     sent = sorted(r.sent_s for r in run.records)[:16]
     assert 0 <= sent[0] < 0.02  # both began at the common start, one user after the other
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_watched_level_ends_when_its_verdict_is_sure_whoever_sends_it(url, count):
+    """Every answer misses: of 400 some 40 may, so the 42nd decides; a round of 16 may follow."""
+    slos = [parse_slo(f"ttft_p90<={TTFT_MS / 2}ms")]
+    spec = LevelSpec(0, Load(concurrency=16), num_requests=400, warmup_requests=0)
+    rules = StopRules(ends_sweep=False, watch=lambda each: CertainMiss(slos, each).add)
+    (run,), _ = _sweep(url, [spec], count, stop_rules=rules)
+    assert (run.check.workers, run.stopped_by) == (count, "decided")
+    assert 41 <= len(run.records) <= 41 + 2 * 16
+    judged = judge_level(run, slos)
+    assert (judged.passed, judged.sure, judged.planned) == (False, True, 400)
+
+
+def test_two_workers_end_a_level_whose_percentile_is_known(url):
+    rule = parse_stop_when("ttft_p50:20%")
+    spec = LevelSpec(0, Load(concurrency=16), num_requests=800, warmup_requests=0)
+    rules = StopRules(watch=lambda each: QuantileWatch(rule, each).add, watch_says=KNOWN)
+    (run,), _ = _sweep(url, [spec], 2, stop_rules=rules)
+    assert (run.check.workers, run.stopped_by) == (2, KNOWN)
+    assert 100 <= len(run.records) < 200
 
 
 @pytest.mark.parametrize("count", [1, 2])
