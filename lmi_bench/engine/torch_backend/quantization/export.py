@@ -84,9 +84,9 @@ def export_quantized(
 
 
 def _tensors(weight: rounding.QuantizedWeight) -> Mapping[str, Tensor]:
-    if isinstance(weight, rounding.GroupedWeight):
-        if weight.bits == 4:
-            return rounding.to_awq(weight)
+    if weight.bits == 4:
+        return rounding.to_awq(weight)
+    if weight.zeros is not None:
         return {
             "packed_3bit": rounding.pack_3bit_for_file(weight.values),
             "scale": weight.scale.half(),
