@@ -78,27 +78,6 @@ def rank_part(
     return part, heads
 
 
-@dataclass(frozen=True, slots=True)
-class VocabularyPart:
-    """One rank's token ids start .. stop; every rank has `rows` rows, padded at the end."""
-
-    vocab_size: int
-    rows: int
-    start: int
-    stop: int
-
-    @classmethod
-    def of(cls, vocab_size: int, rank: int, degree: int) -> "VocabularyPart":
-        """A rank's part; parts are equal except the last ones, which are shorter."""
-        rows = -(-vocab_size // degree)
-        start = min(rank * rows, vocab_size)
-        return cls(vocab_size, rows, start, min(start + rows, vocab_size))
-
-    def cut(self, weight: Tensor) -> Tensor:
-        """Pad this part's rows with zeros to shape (rows, features)."""
-        return _padded(weight, 0, self.rows)
-
-
 def _padded(part: Tensor, side: int, size: int) -> Tensor:
     """Zeros behind the part's rows (side 0) or columns (side 1), up to `size`."""
     missing = size - part.shape[side]
@@ -133,7 +112,6 @@ class RankCheckpoint(Checkpoint):
         self._rank = rank
         self._degree = degree
         self._parts = {degree, min(degree, spec.num_kv_heads)} - {1}
-        self.vocabulary = VocabularyPart.of(spec.vocab_size, rank, degree)
         self._whole_sizes = {spec.hidden_size, spec.head_dim, spec.experts, 1}
         ranks = spec.latent_rank, spec.query_rank, spec.latent_rank + spec.turned
         self._whole_sizes |= set(ranks) - {0}
@@ -168,12 +146,14 @@ class RankCheckpoint(Checkpoint):
         start = min(self._rank * parts // self._degree * size, whole)
         return _padded(self.part(name, side, start, min(start + size, whole)), side, size)
 
-    def vocabulary_rows(self, name: str, columns: int) -> Tensor:
-        """This rank's rows of an embedding or head, shape (vocabulary.rows, columns)."""
-        stored, wanted = self.stored_shape(name), (self.vocabulary.vocab_size, columns)
-        if stored != wanted:
-            raise self._misfit(name, stored, wanted)
-        return self.vocabulary.cut(self.part(name, 0, self.vocabulary.start, self.vocabulary.stop))
+    def vocabulary_rows(self, name: str, *shape: int) -> Tensor:
+        """This rank's rows of an embedding or head, which as a whole must have this shape: as many
+        on every rank, with zeros behind the last ones."""
+        stored, rows = self.stored_shape(name), -(-shape[0] // self._degree)
+        if stored != shape:
+            raise self._misfit(name, stored, shape)
+        start, stop = (min(rank * rows, shape[0]) for rank in (self._rank, self._rank + 1))
+        return _padded(self.part(name, 0, start, stop), 0, rows)
 
     def _check_whole(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise InputError if a size that should be split is stored at the rank's size already.
@@ -210,34 +190,6 @@ class RowParallelLinear(Linear):
 Embedding = Callable[[Tensor], Tensor]  # token ids to rows, shape (tokens,) to (tokens, hidden)
 
 Head = Callable[[Tensor], Tensor]  # rows to logits, shape (rows, hidden) to (rows, vocab)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VocabularyEmbedding:
-    """Each rank looks up the ids of its part and leaves other rows zero; the ranks' sum is the
-    whole. `weight` has the shape (part.rows, hidden)."""
-
-    weight: Tensor
-    part: VocabularyPart
-    collectives: Collectives
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        here = (token_ids >= self.part.start) & (token_ids < self.part.stop)
-        rows = self.weight[(token_ids - self.part.start).masked_fill_(~here, 0)]
-        return self.collectives.all_reduce(rows.mul_(here[:, None]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VocabularyHead:
-    """Logits of each rank's part of the vocabulary, concatenated on all ranks."""
-
-    head: Linear
-    part: VocabularyPart
-    collectives: Collectives
-
-    def __call__(self, x: Tensor) -> Tensor:
-        logits = self.collectives.gather_columns(self.head(x))
-        return logits[:, : self.part.vocab_size]
 
 
 _HEAD: Final = "lm_head.weight"
@@ -341,10 +293,15 @@ class WeightLoader:
         head = make_linear(head_weight)
         if self.collectives is None:
             return rows.__getitem__, head
-        assert isinstance(self.checkpoint, RankCheckpoint)  # the pair that build_model makes
-        part = self.checkpoint.vocabulary
-        sharded = VocabularyEmbedding(rows, part, self.collectives)
-        return sharded, VocabularyHead(head, part, self.collectives)
+        ranks, first = self.collectives, self.collectives.rank * len(rows)
+
+        def embedding(token_ids: Tensor) -> Tensor:
+            """Each rank leaves the rows of others zero; the ranks' sum is the whole."""
+            here = (token_ids >= first) & (token_ids < first + len(rows))
+            own = rows[(token_ids - first).masked_fill_(~here, 0)]
+            return ranks.all_reduce(own.mul_(here[:, None]))
+
+        return embedding, lambda x: ranks.gather_columns(head(x))[:, : self.spec.vocab_size]
 
     def head_rows(self, rows: Tensor) -> Tensor:
         """The output layer's weight: the embedding's `rows` if both are tied, unless the file has
@@ -355,9 +312,8 @@ class WeightLoader:
         return rows if self.spec.tied_embeddings and torch.equal(head, rows) else head
 
     def _vocabulary_rows(self, name: str) -> Tensor:
-        hidden = self.spec.hidden_size
+        read = self.checkpoint.tensor
         if isinstance(self.checkpoint, RankCheckpoint):
-            rows = self.checkpoint.vocabulary_rows(name, hidden)
-        else:
-            rows = self.checkpoint.tensor(name, self.spec.vocab_size, hidden)
+            read = self.checkpoint.vocabulary_rows
+        rows = read(name, self.spec.vocab_size, self.spec.hidden_size)
         return rows.to(self.device, self.precision.stored)
