@@ -233,13 +233,14 @@ class WeightLoader:
         *,
         bias: bool = False,
         arrange: Callable[[Tensor], Tensor] | None = None,
-        summed: bool = True,
+        summed: bool | None = None,
     ) -> Linear:
         """Projections of the same input as one matrix.
 
         rows     outputs of each; columns: inputs of all
         arrange  puts the rows of weight and bias into the model's order
-        summed   whether partial sums are added here; otherwise the caller must (`join`)
+        summed   of ranks that split the inputs: whether partial sums are added here; otherwise the
+                 caller must (`join`). None: every rank has all inputs
         """
         parts = list(zip(names, rows, strict=True))
 
@@ -248,7 +249,7 @@ class WeightLoader:
             return whole if arrange is None else arrange(whole)
 
         offset = joined([self.tensor(f"{name}.bias", n) for name, n in parts]) if bias else None
-        if self.collectives is None or self._stored_columns(names[0]) == columns:
+        if self.collectives is None or summed is None:
             return self.matrix(parts, columns, offset, joined)
         if self.collectives.rank > 0:
             offset = None  # a sum over the ranks must contain the bias once
@@ -266,10 +267,6 @@ class WeightLoader:
     def join(self, partial: Tensor) -> Tensor:
         """Sum of the ranks' partial results, in place."""
         return partial if self.collectives is None else self.collectives.all_reduce(partial)
-
-    def _stored_columns(self, name: str) -> int:
-        """Inputs of the whole matrix; this rank may have a part."""
-        return self.checkpoint.stored_shape(f"{name}.weight")[1]
 
     def factor(self, name: str, size: int) -> Tensor:
         """A norm's weight, plus 1 if the model stores it less 1; then in float32, which rounds it

@@ -222,14 +222,6 @@ class QuantizingLoader(WeightLoader):
             weight = rounding.QuantizedWeight((values + 8).to(torch.uint8), scale, zeros, bits=4)
         return weight if self._kernels.fits(weight) else None
 
-    def _stored_columns(self, name: str) -> int:
-        for suffix, side in (("weight", 1), ("qweight", 0), ("int8", 1), ("fp8", 1)):
-            if f"{name}.{suffix}" in self.checkpoint:
-                return self.checkpoint.stored_shape(f"{name}.{suffix}")[side]
-        if f"{name}.packed_3bit" in self.checkpoint:
-            return self.checkpoint.stored_shape(f"{name}.packed_3bit")[1] * 8 // 3
-        return super()._stored_columns(name)
-
     def _stored_one(self, name: str, rows: int, columns: int) -> rounding.QuantizedWeight:
         take = self._take
         groups = columns // (self.plan.group_size or columns)
