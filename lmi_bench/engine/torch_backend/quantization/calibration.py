@@ -10,6 +10,7 @@ unchanged. Outputs that pass a nonlinearity (Falcon's GELU) or that readers use 
 
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -54,10 +55,6 @@ class Inputs:
         self.largest = self.sum_abs.clone()
         self.count = 0
         self._share = share
-
-    @property
-    def mean_abs(self) -> Tensor:
-        return self.sum_abs / max(1, self.count)
 
     def note(self, x: Tensor) -> None:
         """Add rows to the statistics, and keep a share of them."""
@@ -117,7 +114,7 @@ def find_factors(
     def rounded(weight: Tensor) -> Tensor:
         return round_grouped(weight, bits, group_size).floats()
 
-    return search_awq_factors(weights, inputs.mean_abs, inputs.rows, rounded)
+    return search_awq_factors(weights, inputs.sum_abs / inputs.count, inputs.rows, rounded)
 
 
 def smoothing_factors(alpha: float, weights: list[Tensor], largest: Tensor) -> Tensor:
@@ -141,24 +138,21 @@ def search_awq_factors(
     mean_abs  shape (features,); rows: sampled inputs, shape (rows, features)
     rounded   rounds and dequantizes a weight
     """
-    best: Tensor | None = None
-    least = _output_error(weights, weights_after(weights, None, rounded), rows)
-    for step in range(1, _AWQ_STEPS):
+    best, least = None, math.inf
+    for step in range(_AWQ_STEPS):
         factors = mean_abs.clamp_min(_SMALLEST_ACTIVATION).pow(step / _AWQ_STEPS)
         factors = factors.clamp_min(_SMALLEST)
         factors = factors / (factors.max() * factors.min()).sqrt()
         error = _output_error(weights, weights_after(weights, factors, rounded), rows)
         if error < least:
-            best, least = factors, error
+            best, least = factors if step else None, error
     return best
 
 
 def weights_after(
-    weights: list[Tensor], factors: Tensor | None, rounded: Callable[[Tensor], Tensor]
+    weights: list[Tensor], factors: Tensor, rounded: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
     """Effective weights for unscaled inputs: scaled, rounded and scaled back."""
-    if factors is None:
-        return [rounded(weight) for weight in weights]
     return [rounded(weight * factors) / factors for weight in weights]
 
 
@@ -169,19 +163,10 @@ def _output_error(weights: list[Tensor], rounded: list[Tensor], rows: Tensor) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleGroup:
-    """producer  norm or matrix whose outputs are divided
-    readers      matrices whose columns are multiplied, including routers of experts; the recorded
-                 inputs of the first one represent all
-    """
-
-    producer: str
-    readers: tuple[str, ...]
-
-
-def scale_groups(spec: DecoderSpec) -> Iterator[ScaleGroup]:
-    """All groups of a model, layer by layer."""
+def scale_groups(spec: DecoderSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """All groups of a model, layer by layer: the norm or matrix whose outputs are divided, and the
+    matrices whose columns are multiplied, including routers of experts; the recorded inputs of the
+    first one represent all."""
     for index in range(spec.num_layers):
         layer = spec.layer(index)
         (attention,), (mlp,) = spec.names(layer, "attention"), spec.names(layer, "mlp")
@@ -191,13 +176,12 @@ def scale_groups(spec: DecoderSpec) -> Iterator[ScaleGroup]:
         reading = (*(routers if spec.experts else ()), *chain(*inner))
         norms = spec.names(layer, "norms")
         readers = (queries, reading) if len(norms) == 2 else (queries + reading,)
-        for norm, each in zip(norms, readers, strict=True):
-            yield ScaleGroup(norm, each)
+        yield from zip(norms, readers, strict=True)
         if len(queries) == 3 and spec.num_heads == spec.num_kv_heads:
-            yield ScaleGroup(queries[-1], spec.names(attention, "out"))
+            yield queries[-1], spec.names(attention, "out")
         if spec.gated_mlp:
             for part, names in zip(parts, inner, strict=True):
-                yield ScaleGroup(names[-1], spec.names(part, "down"))
+                yield names[-1], spec.names(part, "down")
 
 
 SEQUENCE_TOKENS: Final = 128
@@ -274,19 +258,19 @@ class Calibration:
         factors: dict[str, Tensor] = {}
         settings, groups = self.settings, list(scale_groups(self.source.spec))
         with Checkpoint(self.source.folder, spec=self.source.spec) as checkpoint:
-            for number, group in enumerate(groups, start=1):
-                inputs = recorded.get(group.readers[0])
+            for number, (producer, readers) in enumerate(groups, start=1):
+                inputs = recorded.get(readers[0])
                 if inputs is None:  # an expert that no token of the text chose
                     continue
                 weights = [
                     checkpoint.whole(f"{name}.weight").to(inputs.rows.device).float()
-                    for name in group.readers
+                    for name in readers
                     if loader.is_quantized_name(name, self.source.spec)
                 ]
                 found = find_factors(settings, group_size, weights, inputs)
                 if found is not None:
-                    factors[f"{group.producer}.{loader.OUTPUT_DIVISORS}"] = found.cpu()
-                    for name in group.readers:
+                    factors[f"{producer}.{loader.OUTPUT_DIVISORS}"] = found.cpu()
+                    for name in readers:
                         factors[f"{name}.{loader.COLUMN_FACTORS}"] = found.cpu().clone()
                 if self.tell is not None:
                     self.tell("scales of layers", number, len(groups))
