@@ -117,7 +117,6 @@ class RankCheckpoint(Checkpoint):
         self._whole_sizes |= set(ranks) - {0}
         self._head_dim = spec.head_dim
         self._heads_of: dict[str, Sequence[int]] = {}
-        self._pads = heads is not None
         if heads is not None:
             self._heads_of = dict.fromkeys(("q_proj", "o_proj"), heads.query_heads)
             self._heads_of |= dict.fromkeys(("k_proj", "v_proj"), heads.kv_heads)
@@ -132,13 +131,19 @@ class RankCheckpoint(Checkpoint):
             rows = [self.part(name, side, *ends) for ends in heads or [(0, 0)]]
             return _padded(torch.cat(rows, side), side, shape[side])
         if stored == shape:
-            self._check_whole(name, shape)
+            # packed values and scales are fractions of the model's own sizes
+            is_plain = name.endswith((".weight", ".bias"))
+            if is_plain and not self._whole_sizes.issuperset(shape):
+                raise InputError(
+                    f"tensor {name!r} has shape {shape}, the size of one rank's part: "
+                    "the checkpoint belongs to another config.json"
+                )
             return super().tensor(name, *shape)
         cut = [side for side, size in enumerate(shape) if size != stored[side]]
         side = cut[0]
         whole, size = stored[side], shape[side]
         parts, left = divmod(whole, size)
-        if self._pads and size == -(-whole // self._degree):
+        if self._heads_of and size == -(-whole // self._degree):
             parts, left = self._degree, 0
         if len(stored) != len(shape) or len(cut) > 1 or left or parts not in self._parts:
             raise self._misfit(name, stored, shape)
@@ -154,18 +159,6 @@ class RankCheckpoint(Checkpoint):
             raise self._misfit(name, stored, shape)
         start, stop = (min(rank * rows, shape[0]) for rank in (self._rank, self._rank + 1))
         return _padded(self.part(name, 0, start, stop), 0, rows)
-
-    def _check_whole(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise InputError if a size that should be split is stored at the rank's size already.
-        Packed values and scales are skipped: their sizes are fractions of the model's own."""
-        if not name.endswith((".weight", ".bias")):
-            return
-        for size in shape:
-            if size not in self._whole_sizes:
-                raise InputError(
-                    f"tensor {name!r} has shape {shape}, the size of one rank's part: "
-                    "the checkpoint belongs to another config.json"
-                )
 
 
 class RowParallelLinear(Linear):
