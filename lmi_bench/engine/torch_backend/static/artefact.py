@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,14 +57,11 @@ def parse_shapes(text: str) -> tuple[StaticShape, ...]:
     return tuple(sorted(set(found)))
 
 
-def default_shapes(*, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
+def default_shapes(*, max_tokens: int) -> tuple[StaticShape, ...]:
     """Shapes for compiled steps, which read padded contexts: 1, 4 and 16 sequences, each with a
     quarter and all of the maximum length."""
-    longest = rounded_up(max_tokens, block_size)
-    contexts = sorted({rounded_up(-(-longest // 4), block_size), longest})
-    return tuple(
-        StaticShape(sequences, context) for sequences in _DEFAULT_SEQUENCES for context in contexts
-    )
+    contexts = (-(-max_tokens // 4), max_tokens)
+    return tuple(StaticShape(*size) for size in product(_DEFAULT_SEQUENCES, contexts))
 
 
 def graph_shapes(*, most_sequences: int, max_tokens: int) -> tuple[StaticShape, ...]:
