@@ -77,21 +77,13 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextView:
-    """The keys that each row of a step reads, in the layers with one window."""
-
-    prompts: tuple[PromptRows, ...]
-    decodes: tuple[DecodeGroup, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PackedStep:
     """The rows of one step on the device.
 
     token_ids, positions  shape (rows,)
     contexts              tokens of each row's sequence after this step, shape (rows,)
     slots                 cache slots for each row's keys and values, shape (rows * kv_heads,)
-    views                 one for each of the layers' distinct windows
+    prompts, decodes      the keys that each row reads, for each of the layers' distinct windows
     sampled_rows          rows whose logits are needed, in the order of the given sequences
     """
 
@@ -99,7 +91,8 @@ class PackedStep:
     positions: Tensor
     contexts: Tensor
     slots: Tensor
-    views: tuple[ContextView, ...]
+    prompts: tuple[tuple[PromptRows, ...], ...]
+    decodes: tuple[tuple[DecodeGroup, ...], ...]
     sampled_rows: Tensor
 
 
@@ -150,11 +143,12 @@ def pack(
         slots=slots_of(
             torch.tensor(blocks, device=device), position_rows % shape.block_size, shape
         ),
-        views=tuple(
-            ContextView(
-                tuple(part for each in prompts for part in packer.prompt_rows(*each)),
-                tuple(packer.decode_groups(decodes, len(token_ids) - len(decodes))),
-            )
+        prompts=tuple(
+            tuple(part for each in prompts for part in packer.prompt_rows(*each))
+            for packer in packers
+        ),
+        decodes=tuple(
+            tuple(packer.decode_groups(decodes, len(token_ids) - len(decodes)))
             for packer in packers
         ),
         sampled_rows=torch.tensor(sampled_rows, dtype=torch.int64, device=device),
@@ -163,7 +157,7 @@ def pack(
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
-    """Builds a step's view for the layers with one window, in tokens; None: full attention."""
+    """Finds a step's keys for the layers with one window, in tokens; None: full attention."""
 
     shape: KvLayoutShape
     dtype: torch.dtype
@@ -271,7 +265,7 @@ class PagedAttention:
         self._cap = spec.score_cap
         self._sinks = [layer.attention.sinks for layer in model.layers]
         self.dtype, self.windows = model.precision.compute, tuple(dict.fromkeys(spec.windows))
-        self._view_of_layer = [self.windows.index(window) for window in spec.windows]
+        self._window_of_layer = [self.windows.index(window) for window in spec.windows]
         self._buffers: dict[str, Tensor] = {}
         if cache.keys[0].is_cuda:  # its plan for each new length of a prompt takes 50 ms
             torch.backends.cuda.enable_cudnn_sdp(False)
@@ -288,11 +282,11 @@ class PagedAttention:
     def stored(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: PackedStep) -> Tensor:
         """The same, with keys and values that are in the cache already."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        view = step.views[self._view_of_layer[layer]]
-        for prompt in view.prompts:
+        window = self._window_of_layer[layer]
+        for prompt in step.prompts[window]:
             rows = slice(prompt.start, prompt.stop)
             out[rows] = self._prompt(layer, q[rows], k[rows], v[rows], prompt)
-        for group in view.decodes:
+        for group in step.decodes[window]:
             rows = slice(group.start, group.stop)
             out[rows] = self._decode(layer, q[rows], group)
         return out.view(out.shape[0], -1)

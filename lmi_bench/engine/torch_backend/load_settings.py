@@ -6,10 +6,10 @@ from typing import Final
 
 import torch
 
+from lmi_bench.core.errors import CapacityError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
 from lmi_bench.engine.torch_backend.kv_cache import FLOAT8
-from lmi_bench.engine.torch_backend.memory import blocks_that_fit
 from lmi_bench.engine.torch_backend.precision import torch_dtype
 from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
 
@@ -72,12 +72,16 @@ class LoadSettings:
 
     def blocks_in(self, free_bytes: int, bytes_per_block: int) -> int:
         """Cache blocks to allocate from this free memory. Raises CapacityError if none fits."""
-        return self.num_blocks or blocks_that_fit(
-            free_bytes,
-            self.memory_share,
-            bytes_per_block,
-            most=max(1, self.most_cache_tokens // self.block_size),
-        )
+        if self.num_blocks:
+            return self.num_blocks
+        blocks = int(free_bytes * self.memory_share) // bytes_per_block
+        if blocks < 1:
+            raise CapacityError(
+                f"{self.memory_share * 100:.3g}% of the {free_bytes:,} bytes free after loading is "
+                f"less than one KV-cache block of {bytes_per_block:,} bytes: free memory, raise "
+                "--memory-share, or use a smaller model or block size"
+            )
+        return min(blocks, max(1, self.most_cache_tokens // self.block_size))
 
     def seed(self) -> int:
         """Seed for requests without one; random at each call unless set."""

@@ -78,27 +78,6 @@ def rank_part(
     return part, heads
 
 
-@dataclass(frozen=True, slots=True)
-class VocabularyPart:
-    """One rank's token ids start .. stop; every rank has `rows` rows, padded at the end."""
-
-    vocab_size: int
-    rows: int
-    start: int
-    stop: int
-
-    @classmethod
-    def of(cls, vocab_size: int, rank: int, degree: int) -> "VocabularyPart":
-        """A rank's part; parts are equal except the last ones, which are shorter."""
-        rows = -(-vocab_size // degree)
-        start = min(rank * rows, vocab_size)
-        return cls(vocab_size, rows, start, min(start + rows, vocab_size))
-
-    def cut(self, weight: Tensor) -> Tensor:
-        """Pad this part's rows with zeros to shape (rows, features)."""
-        return _padded(weight, 0, self.rows)
-
-
 def _padded(part: Tensor, side: int, size: int) -> Tensor:
     """Zeros behind the part's rows (side 0) or columns (side 1), up to `size`."""
     missing = size - part.shape[side]
@@ -133,13 +112,11 @@ class RankCheckpoint(Checkpoint):
         self._rank = rank
         self._degree = degree
         self._parts = {degree, min(degree, spec.num_kv_heads)} - {1}
-        self.vocabulary = VocabularyPart.of(spec.vocab_size, rank, degree)
         self._whole_sizes = {spec.hidden_size, spec.head_dim, spec.experts, 1}
         ranks = spec.latent_rank, spec.query_rank, spec.latent_rank + spec.turned
         self._whole_sizes |= set(ranks) - {0}
         self._head_dim = spec.head_dim
         self._heads_of: dict[str, Sequence[int]] = {}
-        self._pads = heads is not None
         if heads is not None:
             self._heads_of = dict.fromkeys(("q_proj", "o_proj"), heads.query_heads)
             self._heads_of |= dict.fromkeys(("k_proj", "v_proj"), heads.kv_heads)
@@ -154,13 +131,19 @@ class RankCheckpoint(Checkpoint):
             rows = [self.part(name, side, *ends) for ends in heads or [(0, 0)]]
             return _padded(torch.cat(rows, side), side, shape[side])
         if stored == shape:
-            self._check_whole(name, shape)
+            # packed values and scales are fractions of the model's own sizes
+            is_plain = name.endswith((".weight", ".bias"))
+            if is_plain and not self._whole_sizes.issuperset(shape):
+                raise InputError(
+                    f"tensor {name!r} has shape {shape}, the size of one rank's part: "
+                    "the checkpoint belongs to another config.json"
+                )
             return super().tensor(name, *shape)
         cut = [side for side, size in enumerate(shape) if size != stored[side]]
         side = cut[0]
         whole, size = stored[side], shape[side]
         parts, left = divmod(whole, size)
-        if self._pads and size == -(-whole // self._degree):
+        if self._heads_of and size == -(-whole // self._degree):
             parts, left = self._degree, 0
         if len(stored) != len(shape) or len(cut) > 1 or left or parts not in self._parts:
             raise self._misfit(name, stored, shape)
@@ -168,24 +151,14 @@ class RankCheckpoint(Checkpoint):
         start = min(self._rank * parts // self._degree * size, whole)
         return _padded(self.part(name, side, start, min(start + size, whole)), side, size)
 
-    def vocabulary_rows(self, name: str, columns: int) -> Tensor:
-        """This rank's rows of an embedding or head, shape (vocabulary.rows, columns)."""
-        stored, wanted = self.stored_shape(name), (self.vocabulary.vocab_size, columns)
-        if stored != wanted:
-            raise self._misfit(name, stored, wanted)
-        return self.vocabulary.cut(self.part(name, 0, self.vocabulary.start, self.vocabulary.stop))
-
-    def _check_whole(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise InputError if a size that should be split is stored at the rank's size already.
-        Packed values and scales are skipped: their sizes are fractions of the model's own."""
-        if not name.endswith((".weight", ".bias")):
-            return
-        for size in shape:
-            if size not in self._whole_sizes:
-                raise InputError(
-                    f"tensor {name!r} has shape {shape}, the size of one rank's part: "
-                    "the checkpoint belongs to another config.json"
-                )
+    def vocabulary_rows(self, name: str, *shape: int) -> Tensor:
+        """This rank's rows of an embedding or head, which as a whole must have this shape: as many
+        on every rank, with zeros behind the last ones."""
+        stored, rows = self.stored_shape(name), -(-shape[0] // self._degree)
+        if stored != shape:
+            raise self._misfit(name, stored, shape)
+        start, stop = (min(rank * rows, shape[0]) for rank in (self._rank, self._rank + 1))
+        return _padded(self.part(name, 0, start, stop), 0, rows)
 
 
 class RowParallelLinear(Linear):
@@ -210,34 +183,6 @@ class RowParallelLinear(Linear):
 Embedding = Callable[[Tensor], Tensor]  # token ids to rows, shape (tokens,) to (tokens, hidden)
 
 Head = Callable[[Tensor], Tensor]  # rows to logits, shape (rows, hidden) to (rows, vocab)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VocabularyEmbedding:
-    """Each rank looks up the ids of its part and leaves other rows zero; the ranks' sum is the
-    whole. `weight` has the shape (part.rows, hidden)."""
-
-    weight: Tensor
-    part: VocabularyPart
-    collectives: Collectives
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        here = (token_ids >= self.part.start) & (token_ids < self.part.stop)
-        rows = self.weight[(token_ids - self.part.start).masked_fill_(~here, 0)]
-        return self.collectives.all_reduce(rows.mul_(here[:, None]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VocabularyHead:
-    """Logits of each rank's part of the vocabulary, concatenated on all ranks."""
-
-    head: Linear
-    part: VocabularyPart
-    collectives: Collectives
-
-    def __call__(self, x: Tensor) -> Tensor:
-        logits = self.collectives.gather_columns(self.head(x))
-        return logits[:, : self.part.vocab_size]
 
 
 _HEAD: Final = "lm_head.weight"
@@ -281,13 +226,14 @@ class WeightLoader:
         *,
         bias: bool = False,
         arrange: Callable[[Tensor], Tensor] | None = None,
-        summed: bool = True,
+        summed: bool | None = None,
     ) -> Linear:
         """Projections of the same input as one matrix.
 
         rows     outputs of each; columns: inputs of all
         arrange  puts the rows of weight and bias into the model's order
-        summed   whether partial sums are added here; otherwise the caller must (`join`)
+        summed   of ranks that split the inputs: whether partial sums are added here; otherwise the
+                 caller must (`join`). None: every rank has all inputs
         """
         parts = list(zip(names, rows, strict=True))
 
@@ -296,7 +242,7 @@ class WeightLoader:
             return whole if arrange is None else arrange(whole)
 
         offset = joined([self.tensor(f"{name}.bias", n) for name, n in parts]) if bias else None
-        if self.collectives is None or self._stored_columns(names[0]) == columns:
+        if self.collectives is None or summed is None:
             return self.matrix(parts, columns, offset, joined)
         if self.collectives.rank > 0:
             offset = None  # a sum over the ranks must contain the bias once
@@ -314,10 +260,6 @@ class WeightLoader:
     def join(self, partial: Tensor) -> Tensor:
         """Sum of the ranks' partial results, in place."""
         return partial if self.collectives is None else self.collectives.all_reduce(partial)
-
-    def _stored_columns(self, name: str) -> int:
-        """Inputs of the whole matrix; this rank may have a part."""
-        return self.checkpoint.stored_shape(f"{name}.weight")[1]
 
     def factor(self, name: str, size: int) -> Tensor:
         """A norm's weight, plus 1 if the model stores it less 1; then in float32, which rounds it
@@ -341,10 +283,15 @@ class WeightLoader:
         head = make_linear(head_weight)
         if self.collectives is None:
             return rows.__getitem__, head
-        assert isinstance(self.checkpoint, RankCheckpoint)  # the pair that build_model makes
-        part = self.checkpoint.vocabulary
-        sharded = VocabularyEmbedding(rows, part, self.collectives)
-        return sharded, VocabularyHead(head, part, self.collectives)
+        ranks, first = self.collectives, self.collectives.rank * len(rows)
+
+        def embedding(token_ids: Tensor) -> Tensor:
+            """Each rank leaves the rows of others zero; the ranks' sum is the whole."""
+            here = (token_ids >= first) & (token_ids < first + len(rows))
+            own = rows[(token_ids - first).masked_fill_(~here, 0)]
+            return ranks.all_reduce(own.mul_(here[:, None]))
+
+        return embedding, lambda x: ranks.gather_columns(head(x))[:, : self.spec.vocab_size]
 
     def head_rows(self, rows: Tensor) -> Tensor:
         """The output layer's weight: the embedding's `rows` if both are tied, unless the file has
@@ -355,9 +302,8 @@ class WeightLoader:
         return rows if self.spec.tied_embeddings and torch.equal(head, rows) else head
 
     def _vocabulary_rows(self, name: str) -> Tensor:
-        hidden = self.spec.hidden_size
+        read = self.checkpoint.tensor
         if isinstance(self.checkpoint, RankCheckpoint):
-            rows = self.checkpoint.vocabulary_rows(name, hidden)
-        else:
-            rows = self.checkpoint.tensor(name, self.spec.vocab_size, hidden)
+            read = self.checkpoint.vocabulary_rows
+        rows = read(name, self.spec.vocab_size, self.spec.hidden_size)
         return rows.to(self.device, self.precision.stored)

@@ -1,4 +1,4 @@
-"""Free memory, how many cache blocks fit into it, and CPU memory in large pages.
+"""Free memory, whether weights fit into it, and CPU memory in large pages.
 
 All sizes are in bytes.
 """
@@ -32,21 +32,6 @@ def check_weights_fit(name: str, weight_bytes: int, device: torch.device) -> Non
             f"{bytes_to_gib(free_bytes):.1f} GiB are free on {device}: free memory, use --dtype "
             "bfloat16 or --quantize, more devices with --tp, or a smaller model"
         )
-
-
-def blocks_that_fit(
-    free_bytes: int, memory_share: float, bytes_per_block: int, *, most: int | None = None
-) -> int:
-    """Cache blocks within `memory_share` (0 to 1) of the free memory, at most `most`. Raises
-    CapacityError if not even one fits."""
-    blocks = int(free_bytes * memory_share) // bytes_per_block
-    if blocks < 1:
-        raise CapacityError(
-            f"{memory_share * 100:.3g}% of the {free_bytes:,} bytes free after loading is less "
-            f"than one KV-cache block of {bytes_per_block:,} bytes: free memory, raise "
-            "--memory-share, or use a smaller model or block size"
-        )
-    return blocks if most is None else min(blocks, most)
 
 
 LARGE_PAGE: Final = 2 << 20  # bytes

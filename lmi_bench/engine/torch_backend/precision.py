@@ -37,21 +37,14 @@ class Precision:
         return f"{stored}, computed in {compute}" if compute != stored else stored
 
 
-def choose_precision(
-    dtype: str, device: torch.device, *, parameters: int, free_bytes: int | None = None
-) -> Precision:
+def choose_precision(dtype: str, device: torch.device, *, parameters: int) -> Precision:
     """The formats for weights of type `dtype`. On a CPU float16 is always widened, bfloat16 if that
-    is faster and fits.
-
-    free_bytes  None: the device's free memory
-    Raises InputError for an unknown dtype.
+    is faster and fits. Raises InputError for an unknown dtype.
     """
     stored = torch_dtype(dtype)
-    free_bytes = free_memory_bytes(device) if free_bytes is None else free_bytes
-    widen = device.type == "cpu" and (
-        stored == torch.float16
-        or (stored == torch.bfloat16 and parameters * 4 < free_bytes // 2 and bfloat16_is_slow())
-    )
+    widen = device.type == "cpu" and stored == torch.float16
+    if device.type == "cpu" and stored == torch.bfloat16:
+        widen = parameters * 4 < free_memory_bytes(device) // 2 and bfloat16_is_slow()
     return Precision(stored, torch.float32 if widen else stored)
 
 

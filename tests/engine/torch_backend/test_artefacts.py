@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import mmap
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend.static.artefact import (
     MANIFEST,
-    ArtefactKey,
     StaticShape,
     default_folder,
     make_artefact,
@@ -26,18 +24,19 @@ from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.targets.back_ends import BackEnd, step_settings
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 
-KEY = ArtefactKey(
-    model="a",
-    tensor_parallel=1,
-    weights="bfloat16",
-    compute="float32",
-    kv_dtype="bfloat16",
-    quantize="none",
-    block_size=64,
-    device="x86_64, AVX2",
-    torch="2.13.0",
-    settings="{}",
-)
+KEY = {
+    "format": 1,
+    "model": "a",
+    "tensor_parallel": 1,
+    "weights": "bfloat16",
+    "compute": "float32",
+    "kv_dtype": "bfloat16",
+    "quantize": "none",
+    "block_size": 64,
+    "device": "x86_64, AVX2",
+    "torch": "2.13.0",
+    "settings": "{}",
+}
 SHAPES = parse_shapes("1x64,4x64")
 
 
@@ -58,19 +57,18 @@ def folder(tmp_path):
     return tmp_path / "made"
 
 
-@pytest.mark.parametrize("field", sorted(asdict(KEY)))
+@pytest.mark.parametrize("field", sorted(KEY))
 def test_any_field_that_differs_is_a_refusal_that_names_it(folder, field):
-    value = getattr(KEY, field)
-    other = replace(KEY, **{field: value + 1 if isinstance(value, int) else value + "!"})
+    value = KEY[field]
+    other = KEY | {field: value + 1 if isinstance(value, int) else value + "!"}
     with pytest.raises(InputError, match=f"another engine: {field} ") as refused:
         open_artefact(folder, other)
     assert "\n" not in str(refused.value)
-    assert other.digest() != KEY.digest()
     assert default_folder(other) != default_folder(KEY)
 
 
 def test_an_equal_key_is_a_hit(folder):
-    found = open_artefact(folder, replace(KEY))
+    found = open_artefact(folder, dict(KEY))
     assert sorted(found.packages) == list(SHAPES)
 
 
@@ -85,7 +83,7 @@ def test_what_is_there_is_not_compiled_again_and_what_is_missing_is(folder):
 
 def test_a_folder_of_another_key_is_not_written_over(folder):
     with pytest.raises(InputError, match="another engine"):
-        make_artefact(folder, replace(KEY, torch="9"), SHAPES, Compiler())
+        make_artefact(folder, KEY | {"torch": "9"}, SHAPES, Compiler())
 
 
 def test_a_changed_package_is_refused(folder):

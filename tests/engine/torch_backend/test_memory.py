@@ -7,19 +7,21 @@ import torch
 
 from lmi_bench.core.errors import CapacityError
 from lmi_bench.engine.torch_backend import memory
-from lmi_bench.engine.torch_backend.memory import blocks_that_fit, check_weights_fit
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+from lmi_bench.engine.torch_backend.memory import check_weights_fit
 
 CPU = torch.device("cpu")
 
 
 def test_blocks_are_rounded_down_and_capped():
-    assert blocks_that_fit(1000, 0.5, 60) == 8
-    assert blocks_that_fit(1000, 0.5, 60, most=3) == 3
+    assert LoadSettings().blocks_in(1000, 60) == 8
+    assert LoadSettings(block_size=16, most_cache_tokens=63).blocks_in(1000, 60) == 3
+    assert LoadSettings(num_blocks=20).blocks_in(1000, 60) == 20
 
 
 def test_less_than_a_block_is_refused_with_both_numbers():
     with pytest.raises(CapacityError, match=r"50% of the 1,000 bytes .* block of 600 bytes"):
-        blocks_that_fit(1000, 0.5, 600)
+        LoadSettings().blocks_in(1000, 600)
 
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(monkeypatch):

@@ -17,9 +17,11 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lmi_bench.core.errors import CapacityError, EngineError, InputError
 from lmi_bench.engine.async_engine import AsyncEngine
@@ -29,8 +31,9 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.torch_backend.collectives import Transport
 from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.engine.torch_backend.loading import VocabularyPart
+from lmi_bench.engine.torch_backend.loading import RankCheckpoint
 from lmi_bench.engine.torch_backend.rank import RankGroup, RankWorker, is_closed
+from lmi_bench.engine.torch_backend.weights import read_model
 from tests.engine.torch_backend.parity import (
     assert_equal_but_for_near_ties,
     generate,
@@ -415,9 +418,15 @@ def test_a_checkpoint_of_another_config_is_refused_on_ranks(make_llama, tmp_path
 
 
 @pytest.mark.parametrize(("vocab", "degree"), [(211, 2), (8, 4), (5, 4), (3, 4)])
-def test_the_vocabulary_parts_cover_every_id_once(vocab, degree):
-    parts = [VocabularyPart.of(vocab, rank, degree) for rank in range(degree)]
-    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(vocab))
-    rows = torch.cat([part.cut(torch.ones(part.stop - part.start, 2)) for part in parts])
-    assert rows.shape[0] == degree * -(-vocab // degree)
-    assert rows.sum() == 2 * vocab
+def test_the_vocabulary_parts_cover_every_id_once(make_llama, tmp_path, vocab, degree):
+    spec = read_model(make_llama().folder).spec
+    table = torch.arange(1.0, 2 * vocab + 1).view(vocab, 2)
+    save_file({"table": table}, tmp_path / "model.safetensors")
+    parts = []
+    for rank in range(degree):
+        with RankCheckpoint(tmp_path, spec, SimpleNamespace(rank=rank, degree=degree)) as part:
+            parts.append(part.vocabulary_rows("table", vocab, 2))
+    assert {len(part) for part in parts} == {-(-vocab // degree)}
+    whole = torch.cat(parts)
+    assert torch.equal(whole[:vocab], table)
+    assert not whole[vocab:].any()

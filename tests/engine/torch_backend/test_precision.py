@@ -110,20 +110,20 @@ def test_packed_and_plain_linear_layers_agree(dtype):
 
 
 def test_float32_is_never_changed():
-    precision = choose_precision("float32", CPU, parameters=10, free_bytes=1 << 40)
+    precision = choose_precision("float32", CPU, parameters=10)
     assert precision == Precision(F32, F32)
     assert str(precision) == "float32"
 
 
 def test_weights_that_would_not_fit_twice_are_not_widened():
-    precision = choose_precision("bfloat16", CPU, parameters=1000, free_bytes=7999)
+    precision = choose_precision("bfloat16", CPU, parameters=1 << 50)
     assert precision == Precision(BF16, BF16)
 
 
 def test_float16_is_arithmetic_for_gpus():
-    precision = choose_precision("float16", CPU, parameters=1000, free_bytes=7999)
+    precision = choose_precision("float16", CPU, parameters=1000)
     assert precision == Precision(F16, F32)
-    gpu = choose_precision("float16", torch.device("cuda"), parameters=1000, free_bytes=7999)
+    gpu = choose_precision("float16", torch.device("cuda"), parameters=1000)
     assert gpu == Precision(F16, F16)
 
 

@@ -112,11 +112,11 @@ def test_moved_scales_leave_the_model_as_it_is(make_model, tmp_path, family, cha
     factors = {}
     generator = torch.Generator().manual_seed(0)
     stored = load_file(folder / "model.safetensors")
-    for group in scale_groups(spec_of(folder)):
-        columns = stored[f"{group.readers[0]}.weight"].shape[1]
+    for producer, readers in scale_groups(spec_of(folder)):
+        columns = stored[f"{readers[0]}.weight"].shape[1]
         found = torch.rand(columns, generator=generator) + 0.5
-        factors[f"{group.producer}.{OUTPUT_DIVISORS}"] = found
-        factors |= {f"{name}.{COLUMN_FACTORS}": found.clone() for name in group.readers}
+        factors[f"{producer}.{OUTPUT_DIVISORS}"] = found
+        factors |= {f"{name}.{COLUMN_FACTORS}": found.clone() for name in readers}
     assert len(factors) > 4
     path = tmp_path / "factors.safetensors"
     save_file(factors, path)

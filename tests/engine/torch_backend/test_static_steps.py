@@ -65,10 +65,9 @@ def test_shapes_come_in_whole_blocks_and_none_is_longer_than_a_sequence():
 
 
 def test_compiled_shapes_are_few_and_captured_ones_reach_the_largest_batch():
-    assert len(default_shapes(max_tokens=4096, block_size=64)) == 6
-    assert default_shapes(max_tokens=40, block_size=64) == tuple(
-        StaticShape(sequences, 64) for sequences in (1, 4, 16)
-    )
+    assert len(default_shapes(max_tokens=4096)) == 6
+    one_page = fitted(default_shapes(max_tokens=40), max_tokens=40, block_size=64)
+    assert one_page == tuple(StaticShape(sequences, 64) for sequences in (1, 4, 16))
     captured = graph_shapes(most_sequences=40, max_tokens=512)
     assert [shape.sequences for shape in captured] == [1, 2, 4, 8, 16, 32, 40]
 

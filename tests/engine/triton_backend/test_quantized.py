@@ -37,7 +37,7 @@ def random(*size: int, seed: int = 0) -> torch.Tensor:
     return numbers.to(DEVICE)
 
 
-def blocks_of_fp8(weight: torch.Tensor, block: int) -> rounding.RowWeight:
+def blocks_of_fp8(weight: torch.Tensor, block: int) -> rounding.QuantizedWeight:
     """A scale for each block of `block` inputs and as many outputs, as DeepSeek-V3 has them."""
     outputs, inputs = weight.shape
     padded = functional.pad(weight, (0, 0, 0, -outputs % block)).view(
@@ -46,7 +46,7 @@ def blocks_of_fp8(weight: torch.Tensor, block: int) -> rounding.RowWeight:
     scale = padded.abs().amax(dim=(1, 3)) / rounding.FP8_MAX
     scale = scale.repeat_interleave(block, 0)[:outputs]
     values = weight.view(outputs, -1, block) / scale[..., None]
-    return rounding.RowWeight(values.view(weight.shape).to(rounding.FP8), scale)
+    return rounding.QuantizedWeight(values.view(weight.shape).to(rounding.FP8), scale)
 
 
 FORMS = {
@@ -65,9 +65,7 @@ def test_a_product_is_the_one_of_the_weight_that_is_stood_for(form, size):
     outputs, inputs = SIZES[size]
     weight = FORMS[form](random(outputs, inputs))
     assert gpu_linear.fits(weight)
-    scale = (
-        weight.scale.half().float() if isinstance(weight, rounding.GroupedWeight) else weight.scale
-    )
+    scale = weight.scale.half().float() if weight.bits == 4 else weight.scale
     stood_for = dataclasses.replace(weight, scale=scale).floats()
     bias = random(outputs, seed=3)
     layer = GpuLinear(weight, bias)

@@ -59,11 +59,12 @@ def _attention(load: WeightLoader, prefix: str) -> AttentionBlock:
         return _reordered(by_kind, spec.num_heads + spec.num_kv_heads, order)
 
     parts = (sum(rows),) if is_fused else rows
+    out, hidden = spec.names(prefix, "out"), spec.hidden_size
     return AttentionBlock(
         spec.num_heads,
         spec.num_kv_heads,
-        qkv=load.linear(qkv, parts, spec.hidden_size, bias=spec.qkv_bias, arrange=arranged),
-        out=load.linear(spec.names(prefix, "out"), (spec.hidden_size,), query, bias=spec.out_bias),
+        qkv=load.linear(qkv, parts, hidden, bias=spec.qkv_bias, arrange=arranged),
+        out=load.linear(out, (hidden,), query, bias=spec.out_bias, summed=True),
         qk_norm=_qk_norm(load, prefix, order) if spec.qk_norm else None,
         sinks=load.tensor(f"{prefix}.sinks", spec.num_heads) if spec.sinks else None,
     )
@@ -106,7 +107,7 @@ def _latent(load: WeightLoader, prefix: str) -> LatentBlock:
         norm=norm("kv_a_layernorm", rank),
         keys=wide[:, :plain].contiguous(),
         values=wide[:, plain:].contiguous(),
-        out=linear("o_proj", hidden, heads * spec.value_dim),
+        out=load.linear((f"{prefix}.o_proj",), (hidden,), heads * spec.value_dim, summed=True),
     )
 
 

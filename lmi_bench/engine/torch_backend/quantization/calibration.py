@@ -10,6 +10,7 @@ unchanged. Outputs that pass a nonlinearity (Falcon's GELU) or that readers use 
 
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -41,78 +42,59 @@ SAMPLED_ROWS: Final = 256  # input rows kept per matrix; maxima and means are ov
 _BLOCK_SIZE: Final = 64
 
 
-@dataclass(slots=True)
 class Inputs:
     """Inputs of one matrix. Vectors have one entry per input feature.
 
-    rows      a sample, shape (rows, features), float32
+    rows      a sample, shape (rows, features), float32: `share` (0 to 1) of all
     sum_abs   sum of absolute values over `count` rows; largest: their maximum
     """
 
-    rows: Tensor
-    sum_abs: Tensor
-    largest: Tensor
-    count: int = 0
+    def __init__(self, features: int, share: float, device: torch.device) -> None:
+        self.rows = torch.empty(0, features, device=device)
+        self.sum_abs = torch.zeros(features, device=device)
+        self.largest = self.sum_abs.clone()
+        self.count = 0
+        self._share = share
 
-    @property
-    def mean_abs(self) -> Tensor:
-        return self.sum_abs / max(1, self.count)
-
-    def note(self, x: Tensor, share: float) -> None:
-        """Add rows to the statistics, and keep `share` (0 to 1) of them."""
+    def note(self, x: Tensor) -> None:
+        """Add rows to the statistics, and keep a share of them."""
+        if not len(x):
+            return
         wide = x.float()
         magnitudes = wide.abs()
         self.sum_abs += magnitudes.sum(dim=0)
         self.largest = torch.maximum(self.largest, magnitudes.amax(dim=0))
         self.count += len(x)
-        wanted = min(SAMPLED_ROWS - len(self.rows), max(1, round(share * len(x))))
+        wanted = min(SAMPLED_ROWS - len(self.rows), max(1, round(self._share * len(x))))
         if wanted > 0:
             chosen = torch.linspace(0, len(x) - 1, min(wanted, len(x))).long()
             self.rows = torch.cat((self.rows, wide[chosen]))
-
-
-@dataclass(slots=True)
-class Recording:
-    """Inputs by the first name of each matrix; `share` is the fraction of rows to keep."""
-
-    share: float
-    inputs: dict[str, Inputs] = field(default_factory=dict)
-
-    def note(self, name: str, x: Tensor) -> None:
-        """Record rows x as inputs of the matrix `name`."""
-        if not len(x):
-            return
-        if name not in self.inputs:
-            zeros = torch.zeros(x.shape[1], device=x.device)
-            rows = torch.empty(0, x.shape[1], device=x.device)
-            self.inputs[name] = Inputs(rows, zeros, zeros.clone())
-        self.inputs[name].note(x, self.share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordedLinear(Linear):
     """A layer that records its inputs."""
 
-    name: str
     linear: Linear
-    recording: Recording
+    inputs: Inputs
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.recording.note(self.name, x)
+        self.inputs.note(x)
         return self.linear(x)
 
 
 @dataclass(eq=False)
 class _RecordingLoader(WeightLoader):
-    """As WeightLoader; its matrices record their inputs."""
+    """As WeightLoader; its matrices record their inputs, by the first name of each."""
 
-    recording: Recording = field(kw_only=True)
+    share: float = field(kw_only=True)
+    inputs: dict[str, Inputs] = field(default_factory=dict, init=False)
 
     def matrix(
         self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
     ) -> Linear:
-        linear = super().matrix(parts, columns, bias, joined)
-        return _RecordedLinear(parts[0][0], linear, self.recording)
+        inputs = self.inputs[parts[0][0]] = Inputs(columns, self.share, self.device)
+        return _RecordedLinear(super().matrix(parts, columns, bias, joined), inputs)
 
 
 _AWQ_STEPS: Final = 20
@@ -132,7 +114,7 @@ def find_factors(
     def rounded(weight: Tensor) -> Tensor:
         return round_grouped(weight, bits, group_size).floats()
 
-    return search_awq_factors(weights, inputs.mean_abs, inputs.rows, rounded)
+    return search_awq_factors(weights, inputs.sum_abs / inputs.count, inputs.rows, rounded)
 
 
 def smoothing_factors(alpha: float, weights: list[Tensor], largest: Tensor) -> Tensor:
@@ -156,24 +138,21 @@ def search_awq_factors(
     mean_abs  shape (features,); rows: sampled inputs, shape (rows, features)
     rounded   rounds and dequantizes a weight
     """
-    best: Tensor | None = None
-    least = _output_error(weights, weights_after(weights, None, rounded), rows)
-    for step in range(1, _AWQ_STEPS):
+    best, least = None, math.inf
+    for step in range(_AWQ_STEPS):
         factors = mean_abs.clamp_min(_SMALLEST_ACTIVATION).pow(step / _AWQ_STEPS)
         factors = factors.clamp_min(_SMALLEST)
         factors = factors / (factors.max() * factors.min()).sqrt()
         error = _output_error(weights, weights_after(weights, factors, rounded), rows)
         if error < least:
-            best, least = factors, error
+            best, least = factors if step else None, error
     return best
 
 
 def weights_after(
-    weights: list[Tensor], factors: Tensor | None, rounded: Callable[[Tensor], Tensor]
+    weights: list[Tensor], factors: Tensor, rounded: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
     """Effective weights for unscaled inputs: scaled, rounded and scaled back."""
-    if factors is None:
-        return [rounded(weight) for weight in weights]
     return [rounded(weight * factors) / factors for weight in weights]
 
 
@@ -184,19 +163,10 @@ def _output_error(weights: list[Tensor], rounded: list[Tensor], rows: Tensor) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleGroup:
-    """producer  norm or matrix whose outputs are divided
-    readers      matrices whose columns are multiplied, including routers of experts; the recorded
-                 inputs of the first one represent all
-    """
-
-    producer: str
-    readers: tuple[str, ...]
-
-
-def scale_groups(spec: DecoderSpec) -> Iterator[ScaleGroup]:
-    """All groups of a model, layer by layer."""
+def scale_groups(spec: DecoderSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """All groups of a model, layer by layer: the norm or matrix whose outputs are divided, and the
+    matrices whose columns are multiplied, including routers of experts; the recorded inputs of the
+    first one represent all."""
     for index in range(spec.num_layers):
         layer = spec.layer(index)
         (attention,), (mlp,) = spec.names(layer, "attention"), spec.names(layer, "mlp")
@@ -206,13 +176,12 @@ def scale_groups(spec: DecoderSpec) -> Iterator[ScaleGroup]:
         reading = (*(routers if spec.experts else ()), *chain(*inner))
         norms = spec.names(layer, "norms")
         readers = (queries, reading) if len(norms) == 2 else (queries + reading,)
-        for norm, each in zip(norms, readers, strict=True):
-            yield ScaleGroup(norm, each)
+        yield from zip(norms, readers, strict=True)
         if len(queries) == 3 and spec.num_heads == spec.num_kv_heads:
-            yield ScaleGroup(queries[-1], spec.names(attention, "out"))
+            yield queries[-1], spec.names(attention, "out")
         if spec.gated_mlp:
             for part, names in zip(parts, inner, strict=True):
-                yield ScaleGroup(names[-1], spec.names(part, "down"))
+                yield names[-1], spec.names(part, "down")
 
 
 SEQUENCE_TOKENS: Final = 128
@@ -263,16 +232,16 @@ class Calibration:
             unfinished.replace(path)
         return path
 
-    def record(self) -> Recording:
-        """Inputs of every matrix while the unquantized model, which must fit into memory, reads
-        the calibration text."""
+    def record(self) -> dict[str, Inputs]:
+        """Inputs of every matrix that has any, by its first name, while the unquantized model,
+        which must fit into memory, reads the calibration text."""
         folder, spec, device = self.source.folder, self.source.spec, self.device
         sequences = calibration_sequences(folder, self.settings.calibration, spec)
         precision = choose_precision(self.dtype, device, parameters=spec.params_total)
         total = sum(len(sequence) for sequence in sequences)
-        recording = Recording(min(1.0, SAMPLED_ROWS / max(1, total)))
+        share = min(1.0, SAMPLED_ROWS / max(1, total))
         with Checkpoint(folder, spec=spec) as checkpoint:
-            load = _RecordingLoader(spec, checkpoint, precision, device, recording=recording)
+            load = _RecordingLoader(spec, checkpoint, precision, device, share=share)
             model = build_with(load, folder)
         blocks = max(-(-len(sequence) // _BLOCK_SIZE) for sequence in sequences)
         layout = KvLayoutShape.of(model.shape, _BLOCK_SIZE, precision.compute)
@@ -282,31 +251,31 @@ class Calibration:
             runner.score(sequence, 1)
             if self.tell is not None:
                 self.tell("calibration, sequences", number, len(sequences))
-        return recording
+        return {name: inputs for name, inputs in load.inputs.items() if inputs.count}
 
-    def _find_all(self, group_size: int, recording: Recording) -> dict[str, Tensor]:
+    def _find_all(self, group_size: int, recorded: dict[str, Inputs]) -> dict[str, Tensor]:
         """Factors of every group, by the names that the loader uses."""
         factors: dict[str, Tensor] = {}
         settings, groups = self.settings, list(scale_groups(self.source.spec))
         with Checkpoint(self.source.folder, spec=self.source.spec) as checkpoint:
-            for number, group in enumerate(groups, start=1):
-                inputs = recording.inputs.get(group.readers[0])
+            for number, (producer, readers) in enumerate(groups, start=1):
+                inputs = recorded.get(readers[0])
                 if inputs is None:  # an expert that no token of the text chose
                     continue
                 weights = [
                     checkpoint.whole(f"{name}.weight").to(inputs.rows.device).float()
-                    for name in group.readers
+                    for name in readers
                     if loader.is_quantized_name(name, self.source.spec)
                 ]
                 found = find_factors(settings, group_size, weights, inputs)
                 if found is not None:
-                    factors[f"{group.producer}.{loader.OUTPUT_DIVISORS}"] = found.cpu()
-                    for name in group.readers:
+                    factors[f"{producer}.{loader.OUTPUT_DIVISORS}"] = found.cpu()
+                    for name in readers:
                         factors[f"{name}.{loader.COLUMN_FACTORS}"] = found.cpu().clone()
                 if self.tell is not None:
                     self.tell("scales of layers", number, len(groups))
         if settings.scheme is Scheme.SMOOTHQUANT and not settings.per_token:
-            for name, inputs in recording.inputs.items():  # after division by the factors
+            for name, inputs in recorded.items():  # after division by the factors
                 factor = factors.get(f"{name}.{loader.COLUMN_FACTORS}", torch.ones(1))
                 factors[f"{name}.{loader.LARGEST_INPUT}"] = (inputs.largest.cpu() / factor).max()
         if not factors:  # a file needs a tensor

@@ -84,9 +84,9 @@ def export_quantized(
 
 
 def _tensors(weight: rounding.QuantizedWeight) -> Mapping[str, Tensor]:
-    if isinstance(weight, rounding.GroupedWeight):
-        if weight.bits == 4:
-            return rounding.to_awq(weight)
+    if weight.bits == 4:
+        return rounding.to_awq(weight)
+    if weight.zeros is not None:
         return {
             "packed_3bit": rounding.pack_3bit_for_file(weight.values),
             "scale": weight.scale.half(),
@@ -130,12 +130,12 @@ def layer_errors(
     plan = prepare(calibration)
     if plan is None or plan.stored:
         return {}
-    recording, spec = calibration.record(), calibration.source.spec
+    spec = calibration.source.spec
     precision = Precision(torch.float32, torch.float32)
     kernels = choose_kernels(settings, precision, calibration.device)
     errors = {}
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
-        for recorded, inputs in recording.inputs.items():
+        for recorded, inputs in calibration.record().items():
             joined = spec.names(recorded.rpartition(".")[0], "qkv")  # of the same inputs
             for name in joined if recorded in joined else (recorded,):
                 if loader.is_quantized_name(name, spec):

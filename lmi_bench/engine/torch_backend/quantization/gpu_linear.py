@@ -26,15 +26,15 @@ _MANY_ROWS: Final = 64
 
 def fits(weight: rounding.QuantizedWeight) -> bool:
     """True if the kernels have a tile for this weight: not if its last block has fewer inputs."""
-    size, of_4_bits = weight.group_size, getattr(weight, "bits", 4) == 4
+    size = weight.group_size
     is_whole = size == weight.values.shape[1] or not size & (size - 1)
-    return is_whole and of_4_bits and _tile(weight) >= _LEAST_TILE
+    return is_whole and weight.bits != 3 and _tile(weight) >= _LEAST_TILE
 
 
 def _tile(weight: rounding.QuantizedWeight) -> int:
     """Inputs read at once: the largest power of two in a group, and in half of a row of 4 bits."""
     inputs = weight.values.shape[1]
-    halves = 2 if isinstance(weight, rounding.GroupedWeight) else 1
+    halves = 1 if weight.zeros is None else 2
     shared = math.gcd(inputs // halves, weight.group_size)
     return min(_LARGEST_TILE, shared & -shared)
 
@@ -45,17 +45,16 @@ class GpuLinear(linear.UnpackedLinear):
     kernel_rows = _MANY_ROWS
 
     def __init__(self, weight: rounding.QuantizedWeight, bias: Tensor | None) -> None:
-        self._nibbles = isinstance(weight, rounding.GroupedWeight)
+        self._nibbles = weight.zeros is not None
         self._group_size, self._block_in = weight.group_size, _tile(weight)
-        outputs = len(weight.values)
-        if isinstance(weight, rounding.GroupedWeight):
+        if weight.zeros is not None:
             self._values = rounding.pack_bits(weight.values, 4)
             self._scale = weight.scale.half().t().contiguous()
             self._zeros = weight.zeros.t().contiguous()
             super().__init__(weight.values, bias, self._values, self._scale, self._zeros)
         else:
             self._values = weight.values.contiguous()
-            self._scale = self._zeros = weight.scale.view(outputs, -1).t().contiguous()
+            self._scale = self._zeros = weight.scale.view(len(weight.values), -1).t().contiguous()
             super().__init__(weight.values, bias, self._values, self._scale)
 
     def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:

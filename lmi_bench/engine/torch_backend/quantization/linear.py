@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.quantization import rounding
+from lmi_bench.engine.torch_backend.quantization.rounding import QuantizedWeight
 
 _CHUNK_BYTES: Final = 1 << 24
 """Unpacked weights at one time: few enough to stay in the processor's cache."""
@@ -76,36 +77,22 @@ _ZERO_POINT: Final = 128  # the kernel needs unsigned activations; signed ones a
 _SMALLEST: Final = 1e-30
 
 
-def _largest_as(wide: Tensor, top: float, smallest: float) -> Tensor:
-    """The unit of each row in which its largest magnitude is `top`, shape (rows, 1)."""
-    unit: Tensor = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
-    return unit.mul_(1 / top).clamp_min_(smallest)
-
-
-class _ScaledRows(UnpackedLinear):
-    """A weight with one scale per output, which `product` applies to its result: fewer
-    multiplications."""
-
-    def __init__(self, weight: rounding.RowWeight, bias: Tensor | None) -> None:
-        self._values = weight.values.contiguous()
-        self._scale = weight.scale
-        super().__init__(weight.values, bias, self._values, self._scale)
-
-    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
-        return self._values[first:last].to(dtype)
-
-
-class Int8WeightOnly(_ScaledRows):
-    """int8 weights and unrounded activations. Few rows use torch's own bfloat16 kernel if it is
+class Int8WeightOnly(UnpackedLinear):
+    """Weights with one scale per output, which is applied to the result: fewer multiplications.
+    Activations are not rounded. Few rows of int8 use torch's own bfloat16 kernel where it is
     faster."""
 
     def __init__(
-        self, weight: rounding.RowWeight, bias: Tensor | None, *, kernel_rows: int = 0
+        self, weight: QuantizedWeight, bias: Tensor | None, *, kernel_rows: int = 0
     ) -> None:
-        super().__init__(weight, bias)
+        self._values = weight.values.contiguous()
+        self._scale = weight.scale
         self.kernel_rows = kernel_rows
         self._kernel_scale = weight.scale.bfloat16() if kernel_rows else weight.scale[:0]
-        self.nbytes += self._kernel_scale.nbytes
+        super().__init__(weight.values, bias, self._values, self._scale, self._kernel_scale)
+
+    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        return self._values[first:last].to(dtype)
 
     def by_kernel(self, x: Tensor) -> Tensor:
         kernel: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm
@@ -128,8 +115,10 @@ class RoundedRows:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The rounded values as float32, and their scale."""
-        wide = x.float()
-        unit = _largest_as(wide, self._top, _SMALLEST) if self._unit is None else self._unit
+        wide, unit = x.float(), self._unit
+        if unit is None:
+            unit = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
+            unit = unit.mul_(1 / self._top).clamp_min_(_SMALLEST)
         if self._kind is rounding.FP8:
             return (wide / unit).to(rounding.FP8).float(), unit
         return (wide / unit).round_().clamp_(-127, 127), unit
@@ -139,7 +128,7 @@ class W8A8ByOneDnn(QuantizedLinear):
     """int8 weights in oneDNN's layout, and int8 activations."""
 
     def __init__(
-        self, weight: rounding.RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
+        self, weight: QuantizedWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
         """fixed_largest  largest activation in calibration; None: each row's own"""
         ops: Any = torch.ops.onednn
@@ -157,18 +146,18 @@ class W8A8ByOneDnn(QuantizedLinear):
         return y.mul_(unit).to(x.dtype)
 
 
-class Emulated(_ScaledRows):
+class Emulated(Int8WeightOnly):
     """Rounded weights and activations without a kernel: multiplied as float32."""
 
     def __init__(
-        self, weight: rounding.RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
+        self, weight: QuantizedWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
         super().__init__(weight, bias)
         self._round = RoundedRows(weight.values.dtype, fixed_largest)
 
     def product(self, x: Tensor) -> Tensor:
         rounded, unit = self._round(x)
-        return super().product(rounded).mul_(self._scale).mul_(unit).to(x.dtype)
+        return super().product(rounded).mul_(unit).to(x.dtype)
 
 
 _KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
@@ -178,7 +167,8 @@ _MIDDLE: Final = 8  # the kernel's values are relative to the middle of 0 .. 15
 class GroupedLinear(UnpackedLinear):
     """3-bit or 4-bit weights, unpacked at every call: for any device and format."""
 
-    def __init__(self, weight: rounding.GroupedWeight, bias: Tensor | None) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
+        assert weight.zeros is not None
         self._packed: tuple[Tensor, ...] = (rounding.pack_bits(weight.values, 4),)
         self._unpack: Callable[..., Tensor] = partial(rounding.unpack_bits, bits=4)
         if weight.bits == 3:
@@ -204,9 +194,8 @@ class Grouped4BitByKernel(UnpackedLinear):
     layout that `_of_panels` reads.
     """
 
-    def __init__(
-        self, weight: rounding.GroupedWeight, bias: Tensor | None, *, kernel_rows: int
-    ) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, kernel_rows: int) -> None:
+        assert weight.zeros is not None
         pack: Callable[[Tensor, int], Tensor] = torch.ops.aten._convert_weight_to_int4pack_for_cpu
         self._packed = pack(weight.values.int(), 1)
         self._group_size = weight.group_size
@@ -238,7 +227,7 @@ def _of_panels(packed: Tensor) -> Tensor:
     return unpacked.reshape(len(packed), -1)
 
 
-def kernel_fits(weight: rounding.QuantizedWeight) -> bool:
+def kernel_fits(weight: QuantizedWeight) -> bool:
     """True for a weight in sizes that torch's 4-bit kernel takes."""
     panels = weight.values.shape[0] % KERNEL_PANEL == 0
     return panels and weight.group_size in _KERNEL_GROUP_SIZES

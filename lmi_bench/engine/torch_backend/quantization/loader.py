@@ -216,19 +216,11 @@ class QuantizingLoader(WeightLoader):
         if parts is None or self._kernels is NO_KERNELS:
             return None
         values, scale = (part.to(self.device) for part in parts)
-        weight: rounding.QuantizedWeight = rounding.RowWeight(values, scale)
+        weight = rounding.QuantizedWeight(values, scale)
         if values.dtype is torch.int32:
             zeros = torch.full_like(scale, 8, dtype=torch.uint8)
-            weight = rounding.GroupedWeight((values + 8).to(torch.uint8), scale, zeros, bits=4)
+            weight = rounding.QuantizedWeight((values + 8).to(torch.uint8), scale, zeros, bits=4)
         return weight if self._kernels.fits(weight) else None
-
-    def _stored_columns(self, name: str) -> int:
-        for suffix, side in (("weight", 1), ("qweight", 0), ("int8", 1), ("fp8", 1)):
-            if f"{name}.{suffix}" in self.checkpoint:
-                return self.checkpoint.stored_shape(f"{name}.{suffix}")[side]
-        if f"{name}.packed_3bit" in self.checkpoint:
-            return self.checkpoint.stored_shape(f"{name}.packed_3bit")[1] * 8 // 3
-        return super()._stored_columns(name)
 
     def _stored_one(self, name: str, rows: int, columns: int) -> rounding.QuantizedWeight:
         take = self._take
@@ -237,11 +229,11 @@ class QuantizingLoader(WeightLoader):
             case Scheme.INT8 | Scheme.SMOOTHQUANT | Scheme.FP8 as scheme:
                 kind = "fp8" if scheme is Scheme.FP8 else "int8"
                 values = take(f"{name}.{kind}", rows, columns)
-                return rounding.RowWeight(values, take(f"{name}.scale", rows).float())
+                return rounding.QuantizedWeight(values, take(f"{name}.scale", rows).float())
             case Scheme.AWQ_INT3:
                 packed = take(f"{name}.packed_3bit", rows, columns * 3 // 8)
                 scale, zeros = (take(f"{name}.{kind}", rows, groups) for kind in ("scale", "zeros"))
-                return rounding.GroupedWeight(
+                return rounding.QuantizedWeight(
                     rounding.unpack_3bit_from_file(packed), scale.float(), zeros, bits=3
                 )
         if rows % 8:
@@ -260,7 +252,7 @@ class QuantizingLoader(WeightLoader):
 
 def _joined(weights: Sequence[Any], joined: Joined) -> rounding.QuantizedWeight:
     """Quantized matrices as one."""
-    names = ["values", "scale", "zeros"][: 3 if hasattr(weights[0], "zeros") else 2]
+    names = ["values", "scale", "zeros"][: 2 if weights[0].zeros is None else 3]
     whole = {name: joined([getattr(weight, name) for weight in weights]) for name in names}
     one: rounding.QuantizedWeight = replace(weights[0], **whole)
     return one

@@ -26,12 +26,19 @@ _SMALLEST_SCALE: Final = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class RowWeight:
-    """w = values * scale. values: int8 or float8_e4m3fn, shape (outputs, inputs); scale: float32,
-    shape (outputs,), or (outputs, groups) with one for each group of neighbouring inputs."""
+class QuantizedWeight:
+    """w = values * scale, or where there are zeros, w = (values - zeros) * scale.
+
+    values  shape (outputs, inputs): int8 or float8_e4m3fn; with zeros uint8, 0 to 2^bits - 1
+    scale   float32, shape (outputs,), or (outputs, groups) with one for each group of neighbouring
+            inputs
+    zeros   uint8, shape (outputs, groups)
+    """
 
     values: Tensor
     scale: Tensor
+    zeros: Tensor | None = None
+    bits: int = 8
 
     @property
     def group_size(self) -> int:
@@ -41,45 +48,20 @@ class RowWeight:
     def floats(self) -> Tensor:
         """The dequantized weight, float32."""
         groups = self.values.float().view(*self.scale.shape, self.group_size)
+        if self.zeros is not None:
+            groups -= self.zeros[..., None]
         return (groups * self.scale[..., None]).view(self.values.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedWeight:
-    """w = (values - zeros) * scale, with a scale and a zero per group of neighbouring inputs.
-
-    values       uint8, 0 to 2^bits - 1, shape (outputs, inputs)
-    scale        float32, shape (outputs, groups); zeros: uint8, same shape
-    """
-
-    values: Tensor
-    scale: Tensor
-    zeros: Tensor
-    bits: int
-
-    @property
-    def group_size(self) -> int:
-        """Inputs that share a scale."""
-        return self.values.shape[1] // self.scale.shape[1]
-
-    def floats(self) -> Tensor:
-        rows, groups = self.scale.shape
-        centred = self.values.view(rows, groups, -1).float() - self.zeros[..., None]
-        return (centred * self.scale[..., None]).view(rows, -1)
-
-
-QuantizedWeight = RowWeight | GroupedWeight
-
-
-def round_int8(weight: Tensor, *, per_channel: bool = True) -> RowWeight:
+def round_int8(weight: Tensor, *, per_channel: bool = True) -> QuantizedWeight:
     """Round symmetrically to -127 .. 127, with a scale per output or one for all."""
     largest = weight.abs().amax(dim=1) if per_channel else weight.abs().amax().expand(len(weight))
     scale = (largest / 127).clamp_min(_SMALLEST_SCALE)
     values = (weight / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
-    return RowWeight(values, scale.contiguous())
+    return QuantizedWeight(values, scale.contiguous())
 
 
-def round_grouped(weight: Tensor, bits: int, group_size: int) -> GroupedWeight:
+def round_grouped(weight: Tensor, bits: int, group_size: int) -> QuantizedWeight:
     """Round asymmetrically with a scale and a zero per `group_size` inputs, as AWQ's code does.
 
     scale = (max - min) / (2^bits - 1), zero = -round(min / scale); 0 is kept exactly
@@ -92,13 +74,13 @@ def round_grouped(weight: Tensor, bits: int, group_size: int) -> GroupedWeight:
     scale = ((high - low) / top).clamp_min_(_SMALLEST_SCALE)
     zeros = (-(low / scale).round_()).clamp_(0, top)
     values = (groups / scale[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
-    return GroupedWeight(values.view(rows, columns).to(torch.uint8), scale, zeros.byte(), bits)
+    return QuantizedWeight(values.view(rows, columns).to(torch.uint8), scale, zeros.byte(), bits)
 
 
-def round_fp8(weight: Tensor) -> RowWeight:
+def round_fp8(weight: Tensor) -> QuantizedWeight:
     """Round to float8; each output's largest value becomes 448, the largest in E4M3."""
     scale = (weight.abs().amax(dim=1) / FP8_MAX).clamp_min(_SMALLEST_SCALE)
-    return RowWeight((weight / scale[:, None]).to(FP8), scale)
+    return QuantizedWeight((weight / scale[:, None]).to(FP8), scale)
 
 
 def round_weight(weight: Tensor, settings: QuantizeSettings, group_size: int) -> QuantizedWeight:
@@ -190,9 +172,9 @@ def pack_awq(values: Tensor) -> Tensor:
     return words[..., None].view(torch.int32)[..., 0].contiguous()
 
 
-def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
+def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> QuantizedWeight:
     """The matrix from a checkpoint's three tensors, with outputs as rows."""
-    return GroupedWeight(
+    return QuantizedWeight(
         unpack_awq(qweight).t().contiguous(),
         scales.float().t().contiguous(),
         unpack_awq(qzeros).t().contiguous(),
@@ -200,8 +182,9 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
     )
 
 
-def to_awq(weight: GroupedWeight) -> dict[str, Tensor]:
-    """A matrix's three tensors by name; the number of outputs must be a multiple of 8."""
+def to_awq(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """A grouped matrix's three tensors by name; the number of outputs must be a multiple of 8."""
+    assert weight.zeros is not None
     return {
         "qweight": pack_awq(weight.values.t().contiguous()),
         "qzeros": pack_awq(weight.zeros.t().contiguous()),

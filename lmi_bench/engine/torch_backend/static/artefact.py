@@ -17,7 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,14 +57,11 @@ def parse_shapes(text: str) -> tuple[StaticShape, ...]:
     return tuple(sorted(set(found)))
 
 
-def default_shapes(*, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
+def default_shapes(*, max_tokens: int) -> tuple[StaticShape, ...]:
     """Shapes for compiled steps, which read padded contexts: 1, 4 and 16 sequences, each with a
     quarter and all of the maximum length."""
-    longest = rounded_up(max_tokens, block_size)
-    contexts = sorted({rounded_up(-(-longest // 4), block_size), longest})
-    return tuple(
-        StaticShape(sequences, context) for sequences in _DEFAULT_SEQUENCES for context in contexts
-    )
+    contexts = (-(-max_tokens // 4), max_tokens)
+    return tuple(StaticShape(*size) for size in product(_DEFAULT_SEQUENCES, contexts))
 
 
 def graph_shapes(*, most_sequences: int, max_tokens: int) -> tuple[StaticShape, ...]:
@@ -114,40 +112,15 @@ FORMAT: Final = 1  # increment when the inputs or outputs of a compiled step cha
 Compile = Callable[[StaticShape, Path], None]  # compiles the step of a shape into a file
 
 
-@dataclass(frozen=True, slots=True)
-class ArtefactKey:
-    """Everything a compiled step depends on, except its shape.
+ArtefactKey = Mapping[str, str | int]
+"""Everything a compiled step depends on, except its shape; `step.key_of` makes it.
 
-    model            hash of the layers: sizes, norms, windows, rotary positions; not of weights
-    weights, compute number formats of storage and products; kv_dtype: format of the cache
-    device           processor and instruction set, or the GPU's name and compute capability
-    settings         compiler settings
-    """
-
-    model: str
-    tensor_parallel: int
-    weights: str
-    compute: str
-    kv_dtype: str
-    quantize: str
-    block_size: int
-    device: str
-    torch: str
-    settings: str
-    format: int = FORMAT
-
-    def digest(self) -> str:
-        """Folder name for this key."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-    def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Descriptions of the fields that differ in another key."""
-        return [
-            f"{name} {other.get(name)!r}, here {mine!r}"
-            for name, mine in asdict(self).items()
-            if other.get(name) != mine
-        ]
+format           of inputs and outputs; tensor_parallel, quantize, block_size, torch: as named
+model            hash of the layers: sizes, norms, windows, rotary positions; not of weights
+weights, compute number formats of storage and products; kv_dtype: format of the cache
+device           processor and instruction set, or the GPU's name and compute capability
+settings         compiler settings
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +141,12 @@ def open_artefact(folder: Path, key: ArtefactKey) -> Artefact:
     """Check a folder's manifest against a key and its packages against their hashes. Raises
     InputError with the differing fields, or with the file whose hash differs."""
     manifest = _read_manifest(folder)
-    different = key.differences(manifest["key"])
+    other = manifest["key"]
+    different = [
+        f"{name} {other.get(name)!r}, here {mine!r}"
+        for name, mine in key.items()
+        if other.get(name) != mine
+    ]
     if different:
         raise InputError(
             f"{folder} was compiled for another engine: {'; '.join(different)}. Compile it again "
@@ -215,7 +193,7 @@ def make_artefact(
             if str(shape) in entries:
                 continue
             entries[str(shape)] = _compile_one(folder, shape, compile_step)
-            content = {"key": asdict(key), "shapes": entries}
+            content = {"key": key, "shapes": entries}
             write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
         if tell is not None:
             tell(len(shapes), len(shapes))
@@ -235,7 +213,8 @@ def check_writable(folder: Path) -> None:
 
 def default_folder(key: ArtefactKey) -> Path:
     """The folder in the user's cache for compiled steps with this key."""
-    return default_cache_dir("compiled") / key.digest()
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return default_cache_dir("compiled") / digest[:20]
 
 
 def _compile_one(folder: Path, shape: StaticShape, compile_step: Compile) -> dict[str, Any]:

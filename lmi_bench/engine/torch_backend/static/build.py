@@ -138,7 +138,7 @@ def with_prepared_steps(
     device, size = cache.keys[0].device, cache.shape.block_size
     capacity = eager.num_blocks * size
     most = min(model.shape.max_positions, capacity, settings.max_tokens or capacity)
-    shapes = _shapes(settings, most, size)
+    shapes = artefacts.fitted(_shapes(settings, most), max_tokens=most, block_size=size)
     operators = step.DecodeStep(model, cache)
     artefact: artefacts.Artefact | None = None
     if settings.compiled or settings.artefact is not None:
@@ -179,13 +179,9 @@ def with_prepared_steps(
     return Forwards(eager, StaticForward(others, prepared, splits=on_gpu), facts)
 
 
-def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
+def _shapes(settings: StepSettings, max_tokens: int) -> tuple[StaticShape, ...]:
     """The configured shapes or defaults: many batch sizes for captured kernels, which cost little;
     few for compiled steps, which take a minute each and read their padding."""
-    if settings.kernels is not None and not settings.shapes:
-        whole = artefacts.rounded_up(max_tokens, block_size)
-        return artefacts.graph_shapes(most_sequences=settings.most_sequences, max_tokens=whole)
-    asked = settings.shapes or artefacts.default_shapes(
-        max_tokens=max_tokens, block_size=block_size
-    )
-    return artefacts.fitted(asked, max_tokens=max_tokens, block_size=block_size)
+    if settings.kernels is None or settings.shapes:
+        return settings.shapes or artefacts.default_shapes(max_tokens=max_tokens)
+    return artefacts.graph_shapes(most_sequences=settings.most_sequences, max_tokens=max_tokens)

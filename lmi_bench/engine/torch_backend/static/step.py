@@ -34,7 +34,7 @@ from lmi_bench.engine.torch_backend.layers import Linear, Norm
 from lmi_bench.engine.torch_backend.models.decoder import Decoder, Layer
 from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.runner import TorchForward
-from lmi_bench.engine.torch_backend.static.artefact import ArtefactKey, StaticShape
+from lmi_bench.engine.torch_backend.static.artefact import FORMAT, ArtefactKey, StaticShape
 from lmi_bench.engine.torch_backend.static.forward import Replay, StepBuffers, StepResult
 
 Part = Callable[[Tensor, Tensor], Tensor]
@@ -267,18 +267,19 @@ def key_of(eager: TorchForward, *, tensor_parallel: int, quantize: str) -> Artef
     """The key of a model's compiled steps on this machine."""
     cache, precision = eager.cache, eager.model.precision
     layers = json.dumps(asdict(eager.model.spec), sort_keys=True, default=str)
-    return ArtefactKey(
-        model=hashlib.sha256(layers.encode()).hexdigest()[:16],
-        tensor_parallel=tensor_parallel,
-        weights=dtype_name(precision.stored),
-        compute=dtype_name(precision.compute),
-        kv_dtype=dtype_name(cache.shape.dtype),
-        quantize=quantize,
-        block_size=cache.shape.block_size,
-        device=device_name(cache.keys[0].device),
-        torch=torch.__version__,
-        settings=json.dumps({**SETTINGS, "step": STEP_VERSION}, sort_keys=True),
-    )
+    return {
+        "format": FORMAT,
+        "model": hashlib.sha256(layers.encode()).hexdigest()[:16],
+        "tensor_parallel": tensor_parallel,
+        "weights": dtype_name(precision.stored),
+        "compute": dtype_name(precision.compute),
+        "kv_dtype": dtype_name(cache.shape.dtype),
+        "quantize": quantize,
+        "block_size": cache.shape.block_size,
+        "device": device_name(cache.keys[0].device),
+        "torch": torch.__version__,
+        "settings": json.dumps({**SETTINGS, "step": STEP_VERSION}, sort_keys=True),
+    }
 
 
 def device_name(device: torch.device) -> str:
