@@ -14,6 +14,7 @@ from typing import Any
 from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
+from lmi_bench.loadgen.http.answer import said_by
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
@@ -74,7 +75,10 @@ class Probe:
         self.authority = at.authority
         self.path = urllib.parse.urlsplit(self.address).path.rstrip("/")
         self._at = at
-        own = {} if at.authorization is None else {"Authorization": at.authorization}
+        self._way = f" through the environment's proxy {at.peer}" if at.proxy else ""
+        own = dict(at.forwarder.headers) if at.forwarder else {}
+        if at.authorization is not None:
+            own["Authorization"] = at.authorization
         self._headers = {"Accept": "*/*", **own, **self.headers}
 
     @property
@@ -129,7 +133,7 @@ class Probe:
             ) from exc
         except (OSError, http.client.HTTPException) as exc:
             raise UnansweredError(
-                f"{self.url} broke off the answer to POST {path}: {exc!r}"
+                f"{self.url} broke off the answer to POST {path}{self._way}: {exc!r}"
             ) from exc
 
     def _announced(self, what: str, limit_s: float) -> AbstractContextManager[None]:
@@ -154,16 +158,20 @@ class Probe:
             headers = dict(self._headers)
             if body is not None:
                 headers.setdefault("Content-Type", "application/json")
-            connection.request(method, path, body=body, headers=headers)
+            target, proxy = self._at.request_target(path), self._at.forwarder
+            connection.request(method, target, body=body, headers=headers)
             with contextlib.closing(connection.getresponse()) as reply:
                 kind = (reply.getheader("Content-Type") or "").split(";")[0].strip().lower()
+                if proxy is not None and kind != "application/json":
+                    named = {n.lower().encode(): v.encode() for n, v in reply.getheaders()}
+                    if by := said_by(proxy.name, reply.status, named):
+                        raise InputError(f"{self.url}: {by}HTTP {reply.status} {reply.reason}")
                 if not whole and 200 <= reply.status < 300:
                     return Reply(reply.status, kind)
                 return Reply(reply.status, kind, _read(reply, began_s, timeout_s))
 
     def _connect(self) -> http.client.HTTPConnection:
-        at, proxy = self._at, self._at.proxy
-        way = f" through the environment's proxy {at.peer}" if proxy else ""
+        at, proxy, way = self._at, self._at.proxy, self._way
         via = proxy or at
         connection: http.client.HTTPConnection = _UnixConnection(at.unix or "")
         if at.scheme == "https":
@@ -172,7 +180,7 @@ class Probe:
             )
         elif at.unix is None:
             connection = http.client.HTTPConnection(via.host, via.port, timeout=GET_TIMEOUT_S)
-        if proxy is not None:
+        if proxy is not None and at.forwarder is None:
             connection.set_tunnel(at.host, at.port, dict(proxy.headers))
         try:
             connection.connect()
