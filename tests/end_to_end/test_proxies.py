@@ -57,6 +57,13 @@ def files_of(folder):
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
+def assert_scraped(run, page):
+    (level,) = run.levels
+    assert level.server.sources == [page]
+    assert level.server.requests == len(run.records[0])
+    assert not level.server.unreachable
+
+
 STATED = ("--model", MODEL, "--protocol", "openai")
 
 
@@ -73,6 +80,7 @@ def test_plain_requests_are_forwarded_on_kept_connections(tmp_path, monkeypatch,
     """By the whole URL: proxies open tunnels to port 443 alone."""
     with small_server() as port, proxy(port) as (at, lines):
         monkeypatch.setenv("HTTP_PROXY", f"http://me:{PASSWORD}@{at}")
+        options = ("--reset-prefix-cache", *options)
         done = sweep(f"http://{name}", tmp_path / "run", *options)
     assert f"through the environment's proxy http://{at}: its delay is in every TTFT" in done.stderr
     assert f"NO_PROXY={NAME}" in done.stderr
@@ -82,6 +90,8 @@ def test_plain_requests_are_forwarded_on_kept_connections(tmp_path, monkeypatch,
     assert all(record.ok for record in run.records[0])
     others = len(asked) - len(run.records[0])  # each on a connection of its own
     assert lines.count("connection") <= 2 + others
+    assert f"POST http://{name}/reset_prefix_cache HTTP/1.1" in asked
+    assert_scraped(run, f"http://{name}/metrics")
     assert run.manifest.target.to_json()["proxy"] == f"http://{at}"
     assert PASSWORD.encode() not in files_of(tmp_path)
     lmi_bench("report", tmp_path / "run", "-o", tmp_path / "r.html")
@@ -102,6 +112,7 @@ def test_tls_goes_through_a_tunnel(tmp_path, monkeypatch):
     assert asked == {f"CONNECT {NAME}:443"}
     run = load_run(tmp_path / "run")
     assert all(record.ok for record in run.records[0])
+    assert_scraped(run, f"https://{NAME}/metrics")
     assert run.manifest.target.to_json()["proxy"] == f"http://{at}"
     assert PASSWORD.encode() not in files_of(tmp_path / "run")
 
@@ -188,12 +199,21 @@ def test_a_unix_socket_is_found_and_measured(tmp_path, monkeypatch, receive):
     path = tmp_path / "server.sock"
     with small_server(path):
         url = f"http+unix://{str(path).replace('/', '%2F')}/v1"
-        done = sweep(url, tmp_path / "run", "--receive", receive)
+        done = sweep(url, tmp_path / "run", "--receive", receive, "--reset-prefix-cache")
     assert "proxy" not in done.stderr
     run = load_run(tmp_path / "run")
     assert all(record.ok for record in run.records[0])
     assert run.levels[0].generator.timestamps == "user"
     assert run.manifest.scenario.target == url
+    assert_scraped(run, f"{url.removesuffix('/v1')}/metrics")
+
+
+def test_a_metrics_page_at_a_unix_socket_is_read_for_a_server_elsewhere(tmp_path):
+    path = tmp_path / "server.sock"
+    page = f"http+unix://{str(path).replace('/', '%2F')}/metrics"
+    with small_server() as port, small_server(path):
+        sweep(f"http://127.0.0.1:{port}", tmp_path / "run", *STATED, "--metrics-url", page)
+    assert load_run(tmp_path / "run").levels[0].server.sources == [page]
 
 
 def test_a_socket_that_is_not_there_is_one_line(tmp_path):
