@@ -71,7 +71,6 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     if scenario.client.reset_prefix_cache and access.asked is None:
         probe.reset_prefix_cache()  # a server that cannot is reported before the sweep
         before_level = probe.reset_prefix_cache
-    at = parse_endpoint(scenario.target, wire_format)
     parts = urllib.parse.urlsplit(scenario.target)
     host = parts.netloc.rpartition("@")[2]
     return endpoint_bench(
@@ -88,9 +87,7 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         tokenizers=tokenizers,
         notes=notes,
         secrets=access.secrets(),
-        metrics_url=None
-        if at.proxy or at.unix
-        else urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", "")),
+        metrics_url=urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", "")),
         metrics_headers=headers,
         tls_context=probe.context,
         asked=asked,

@@ -1,19 +1,23 @@
-"""An HTTP proxy in a process of its own, which opens tunnels (CONNECT).
+"""An HTTP proxy in a process of its own, as strict as squid is by default.
 
     python proxy.py NAME PORT
 
 It takes NAME for this machine's PORT and refuses every other name, wants the user `me` with the
-password `pass-of-the-proxy`, and prints its own port, then each request line.
+password `pass-of-the-proxy`, forwards plain requests, which must name the whole URL, and opens
+tunnels (CONNECT) to port 443 alone. It prints its own port, then `connection` for each that it
+accepts and each request line.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import sys
+from urllib.parse import urlsplit
 
 NAME, PORT = sys.argv[1], int(sys.argv[2])
-WANTED = b"Basic " + base64.b64encode(b"me:pass-of-the-proxy")
+WANTED = "Basic " + base64.b64encode(b"me:pass-of-the-proxy").decode()
 
 
 async def pump(reader, writer):
@@ -27,23 +31,60 @@ async def pump(reader, writer):
         writer.close()
 
 
-async def refuse(writer, status):
-    writer.write(b"HTTP/1.1 %b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
-    writer.close()
+def refusal(method, target, headers):
+    """The status and the headers of an answer of the proxy itself; None: the request passes."""
+    if headers.get("proxy-authorization") != WANTED:
+        return "407 Proxy Authentication Required", "Proxy-Authenticate: Basic realm=here\r\n"
+    parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
+    if parts.hostname != NAME or (method == "CONNECT" and parts.port != 443):
+        return "403 Forbidden", "X-Squid-Error: ERR_ACCESS_DENIED 0\r\n"
+    if method != "CONNECT" and headers["host"] != parts.netloc:
+        return "400 Bad Request", ""
+    return None
+
+
+async def serve(reader, writer):
+    behind = answers = None
+    try:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            line, *rest = head.rstrip().split("\r\n")
+            print(line, flush=True)
+            method, target, _ = line.split(" ")
+            headers = {name.lower(): value for name, value in (each.split(": ") for each in rest)}
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            refused = refusal(method, target, headers)
+            if not refused and behind is None:
+                try:
+                    behind = await asyncio.open_connection("127.0.0.1", PORT)
+                except OSError:  # as a proxy without a mark of its own
+                    refused = "502 Bad Gateway", "Via: 1.1 here\r\n"
+            if refused:
+                status, more = refused
+                writer.write(f"HTTP/1.1 {status}\r\n{more}Content-Length: 0\r\n\r\n".encode())
+                continue
+            if method == "CONNECT":
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                await asyncio.gather(pump(reader, behind[1]), pump(behind[0], writer))
+                return
+            if answers is None:
+                answers = asyncio.create_task(pump(behind[0], writer))
+            path = target.removeprefix(f"http://{headers['host']}")
+            kept = [each for each in rest if not each.lower().startswith("proxy-")]
+            sent = "\r\n".join([f"{method} {path} HTTP/1.1", *kept, "", ""])
+            behind[1].write(sent.encode("latin-1") + body)
+    finally:
+        writer.close()
+        if behind is not None:
+            behind[1].close()
+        if answers is not None:
+            await answers
 
 
 async def handle(reader, writer):
-    line, *headers = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-    print(line.decode(), flush=True)
-    method, target, _ = line.decode().split(" ")
-    if b"Proxy-Authorization: " + WANTED not in headers:
-        await refuse(writer, b"407 Proxy Authentication Required")
-    elif method != "CONNECT" or target.partition(":")[0] != NAME:
-        await refuse(writer, b"403 Forbidden")
-    else:
-        behind = await asyncio.open_connection("127.0.0.1", PORT)
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(pump(reader, behind[1]), pump(behind[0], writer))
+    print("connection", flush=True)
+    with contextlib.suppress(OSError, EOFError):
+        await serve(reader, writer)
 
 
 async def main():

@@ -18,14 +18,18 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
+        if self.path == "/metrics":
+            self._send(200, "text/plain", b"vllm:request_success_total %d\n" % self.server.answered)
+            return
         models = {"data": [{"id": MODEL, "owned_by": "vllm"}]}
         self._document(200 if self.path == "/v1/models" else 404, models)
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
         if self.path != "/v1/completions":
-            self._document(404, {})
+            self._document(200 if self.path == "/reset_prefix_cache" else 404, {})
             return
+        self.server.answered += 1
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -40,9 +44,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b"")
 
     def _document(self, status, content):
-        body = json.dumps(content).encode()
+        self._send(status, "application/json", json.dumps(content).encode())
+
+    def _send(self, status, kind, body):
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -66,6 +72,7 @@ def small_server(path=None):
         if path is None
         else _UnixServer(str(path), _Handler)
     )
+    server.answered = 0
     with server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:

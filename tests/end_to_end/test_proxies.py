@@ -57,19 +57,41 @@ def files_of(folder):
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
+def assert_scraped(run, page):
+    (level,) = run.levels
+    assert level.server.sources == [page]
+    assert level.server.requests == len(run.records[0])
+    assert not level.server.unreachable
+
+
 STATED = ("--model", MODEL, "--protocol", "openai")
 
 
-@pytest.mark.parametrize("stated", [STATED, ()], ids=["stated", "found"])
-def test_plain_requests_go_through_a_tunnel_too(tmp_path, monkeypatch, stated):
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ((*STATED, "--receive", "native"), f"{NAME}:7000"),
+        ((*STATED, "--receive", "python"), NAME),
+        ((), f"{NAME}:7000"),
+    ],
+    ids=["native", "python", "found"],
+)
+def test_plain_requests_are_forwarded_on_kept_connections(tmp_path, monkeypatch, options, name):
+    """By the whole URL: proxies open tunnels to port 443 alone."""
     with small_server() as port, proxy(port) as (at, lines):
         monkeypatch.setenv("HTTP_PROXY", f"http://me:{PASSWORD}@{at}")
-        done = sweep(f"http://{NAME}:7000", tmp_path / "run", *stated)
+        options = ("--reset-prefix-cache", *options)
+        done = sweep(f"http://{name}", tmp_path / "run", *options)
     assert f"through the environment's proxy http://{at}: its delay is in every TTFT" in done.stderr
     assert f"NO_PROXY={NAME}" in done.stderr
-    assert {line.rpartition(" ")[0] for line in lines} == {f"CONNECT {NAME}:7000"}
+    asked = [line for line in lines if line != "connection"]
+    assert all(line.split(" ")[1].startswith(f"http://{name}/") for line in asked)
     run = load_run(tmp_path / "run")
     assert all(record.ok for record in run.records[0])
+    others = len(asked) - len(run.records[0])  # each on a connection of its own
+    assert lines.count("connection") <= 2 + others
+    assert f"POST http://{name}/reset_prefix_cache HTTP/1.1" in asked
+    assert_scraped(run, f"http://{name}/metrics")
     assert run.manifest.target.to_json()["proxy"] == f"http://{at}"
     assert PASSWORD.encode() not in files_of(tmp_path)
     lmi_bench("report", tmp_path / "run", "-o", tmp_path / "r.html")
@@ -86,9 +108,11 @@ def test_tls_goes_through_a_tunnel(tmp_path, monkeypatch):
         with proxy(port) as (at, lines):
             monkeypatch.setenv("HTTPS_PROXY", f"http://me:{PASSWORD}@{at}")
             sweep(f"https://{NAME}", tmp_path / "run", *STATED, "--cacert", pem)
-    assert {line.rpartition(" ")[0] for line in lines} == {f"CONNECT {NAME}:443"}
+    asked = {line.rpartition(" ")[0] for line in lines if line != "connection"}
+    assert asked == {f"CONNECT {NAME}:443"}
     run = load_run(tmp_path / "run")
     assert all(record.ok for record in run.records[0])
+    assert_scraped(run, f"https://{NAME}/metrics")
     assert run.manifest.target.to_json()["proxy"] == f"http://{at}"
     assert PASSWORD.encode() not in files_of(tmp_path / "run")
 
@@ -98,7 +122,13 @@ def test_tls_goes_through_a_tunnel(tmp_path, monkeypatch):
     [
         ("https", "me:wrong", NAME, "407 Proxy Authentication Required"),
         ("https", f"me:{PASSWORD}", "other.example", "403 Forbidden"),
-        ("http", "me:wrong", NAME, "407"),
+        (
+            "http",
+            "me:wrong",
+            NAME,
+            "itself (HTTP_PROXY gives it user and password): HTTP 407 ",
+        ),
+        ("http", f"me:{PASSWORD}", "other.example", "/other.example: the environment's proxy"),
     ],
 )
 def test_a_proxy_that_refuses_is_one_line(scheme, user, name, said, tmp_path, monkeypatch):
@@ -111,18 +141,40 @@ def test_a_proxy_that_refuses_is_one_line(scheme, user, name, said, tmp_path, mo
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tunnel_that_fails_later_is_an_error_of_its_request(monkeypatch):
+@pytest.mark.parametrize(
+    ("scheme", "password", "kind", "said"),
+    [
+        ("https", "wrong", "connect", f"{{}} does not lead to {NAME}: HTTP 407"),
+        (
+            "http",
+            "wrong",
+            "client_error",
+            "proxy {} itself \\(HTTP_PROXY gives it user and password\\): HTTP 407",
+        ),
+        (
+            "http",
+            PASSWORD,
+            "server_error",
+            "the environment's proxy {} or what is behind it: HTTP 502",
+        ),
+    ],
+    ids=["tunnel", "forwarded", "out of reach"],
+)
+def test_a_proxy_that_fails_later_is_an_error_of_its_request(
+    scheme, password, kind, said, monkeypatch
+):
     with proxy(1) as (at, _):
-        monkeypatch.setenv("HTTPS_PROXY", f"http://me:wrong@{at}")
+        monkeypatch.setenv(f"{scheme.upper()}_PROXY", f"http://me:{password}@{at}")
         request = PlannedRequest(0, 0.0, input_tokens=4, output_tokens=3, prompt_text="time year")
 
         async def main():
-            async with HttpTarget(f"https://{NAME}", OPENAI, model="m") as target:
+            async with HttpTarget(f"{scheme}://{NAME}", OPENAI, model="m") as target:
                 await target.send(request)
 
-        with pytest.raises(TargetError, match=f"{at} does not lead to {NAME}: HTTP 407") as got:
+        with pytest.raises(TargetError, match=said.format(f"http://{at}")) as got:
             run_on_sockets(main())
-    assert got.value.kind == "connect"
+    assert got.value.kind == kind
+    assert password not in str(got.value)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "inside.example", NAME])
@@ -147,12 +199,21 @@ def test_a_unix_socket_is_found_and_measured(tmp_path, monkeypatch, receive):
     path = tmp_path / "server.sock"
     with small_server(path):
         url = f"http+unix://{str(path).replace('/', '%2F')}/v1"
-        done = sweep(url, tmp_path / "run", "--receive", receive)
+        done = sweep(url, tmp_path / "run", "--receive", receive, "--reset-prefix-cache")
     assert "proxy" not in done.stderr
     run = load_run(tmp_path / "run")
     assert all(record.ok for record in run.records[0])
     assert run.levels[0].generator.timestamps == "user"
     assert run.manifest.scenario.target == url
+    assert_scraped(run, f"{url.removesuffix('/v1')}/metrics")
+
+
+def test_a_metrics_page_at_a_unix_socket_is_read_for_a_server_elsewhere(tmp_path):
+    path = tmp_path / "server.sock"
+    page = f"http+unix://{str(path).replace('/', '%2F')}/metrics"
+    with small_server() as port, small_server(path):
+        sweep(f"http://127.0.0.1:{port}", tmp_path / "run", *STATED, "--metrics-url", page)
+    assert load_run(tmp_path / "run").levels[0].server.sources == [page]
 
 
 def test_a_socket_that_is_not_there_is_one_line(tmp_path):

@@ -373,6 +373,15 @@ def test_a_connection_that_the_server_closed_between_requests_is_replaced():
     assert connections == 3
 
 
+def test_a_server_that_keeps_no_connection_and_does_not_say_so_is_told_from_a_broken_one():
+    """tinyproxy 1.11 does, and whether the close is seen before the next request is chance."""
+    hint = "(it had answered on it: --connections per-request uses none twice)"
+    (_, kept), _ = records_of([good_answer()], [None])
+    (new,), _ = records_of([None])
+    assert (kept.status, new.status) == ("broken_stream", "broken_stream")
+    assert (hint in kept.error, hint in new.error) == (True, False)
+
+
 def test_connection_close_is_heeded():
     answer = good_answer().replace(b"chunked\r\n", b"chunked\r\nConnection: close\r\n")
     records, server = records_of([answer, None], [answer, None])

@@ -108,9 +108,7 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     urls = client.metrics_urls
     headers: dict[str, str] = {}
     for url in urls:
-        if url.startswith(("http://", "https://")) and (
-            why := why_unreadable(url, headers, bench.tls_context)
-        ):
+        if why := why_unreadable(url, headers, bench.tls_context):
             raise InputError(f"--metrics-url {url} cannot be used: {why}")
     own = bench.metrics_url
     if not urls and own is not None:

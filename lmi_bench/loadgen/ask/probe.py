@@ -14,6 +14,7 @@ from typing import Any
 from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
+from lmi_bench.loadgen.http.answer import said_by
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
@@ -49,7 +50,7 @@ class Reply:
         return (load_object(self.body) or {}) if self.status == 200 else {}
 
 
-class _OverrunError(Exception):
+class _OverrunError(http.client.HTTPException):
     """An answer far beyond the requested length; its text: what has arrived so far."""
 
 
@@ -59,6 +60,7 @@ class Probe:
 
     tell     called with a message when a request takes long
     context  certificates to accept; None: the system's
+    most_bytes  of an answer; None: MAX_REPLY_BYTES
     """
 
     address: str
@@ -67,6 +69,7 @@ class Probe:
     timeout_s: float = 60.0
     tell: Callable[[str], None] = lambda _: None
     context: ssl.SSLContext | None = None
+    most_bytes: int | None = None
 
     def __post_init__(self) -> None:
         self.url = redact_text(self.address)
@@ -74,7 +77,10 @@ class Probe:
         self.authority = at.authority
         self.path = urllib.parse.urlsplit(self.address).path.rstrip("/")
         self._at = at
-        own = {} if at.authorization is None else {"Authorization": at.authorization}
+        self._way = f" through the environment's proxy {at.peer}" if at.proxy else ""
+        own = dict(at.forwarder.headers) if at.forwarder else {}
+        if at.authorization is not None:
+            own["Authorization"] = at.authorization
         self._headers = {"Accept": "*/*", **own, **self.headers}
 
     @property
@@ -89,8 +95,14 @@ class Probe:
         try:
             with self._announced(f"{method} {path}", GET_TIMEOUT_S):
                 return self._ask(method, self._root() + path, None, GET_TIMEOUT_S)
-        except (TimeoutError, ConnectionError, http.client.HTTPException, _OverrunError):
+        except (TimeoutError, ConnectionError, http.client.HTTPException):
             return Reply(0)
+
+    def get_itself(self) -> Reply:
+        """Ask the address itself, unannounced; raises what connecting and reading do."""
+        parts = urllib.parse.urlsplit(self.address)
+        path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        return self._ask("GET", path, None, self.timeout_s)
 
     def reset_prefix_cache(self) -> None:
         """Empty the server's prefix cache by vLLM's or by SGLang's route; raises InputError if the
@@ -129,7 +141,7 @@ class Probe:
             ) from exc
         except (OSError, http.client.HTTPException) as exc:
             raise UnansweredError(
-                f"{self.url} broke off the answer to POST {path}: {exc!r}"
+                f"{self.url} broke off the answer to POST {path}{self._way}: {exc!r}"
             ) from exc
 
     def _announced(self, what: str, limit_s: float) -> AbstractContextManager[None]:
@@ -148,42 +160,46 @@ class Probe:
         self, method: str, path: str, body: bytes | None, timeout_s: float, *, whole: bool = True
     ) -> Reply:
         began_s = time.monotonic()
-        with contextlib.closing(self._connect()) as connection:
+        with contextlib.closing(self._connect(min(timeout_s, GET_TIMEOUT_S))) as connection:
             if connection.sock is not None:
                 connection.sock.settimeout(timeout_s)
             headers = dict(self._headers)
             if body is not None:
                 headers.setdefault("Content-Type", "application/json")
-            connection.request(method, path, body=body, headers=headers)
+            target, proxy = self._at.request_target(path), self._at.forwarder
+            connection.request(method, target, body=body, headers=headers)
             with contextlib.closing(connection.getresponse()) as reply:
                 kind = (reply.getheader("Content-Type") or "").split(";")[0].strip().lower()
+                if proxy is not None and kind != "application/json":
+                    named = {n.lower().encode(): v.encode() for n, v in reply.getheaders()}
+                    if by := said_by(proxy.name, reply.status, named):
+                        raise InputError(f"{self.url}: {by}HTTP {reply.status} {reply.reason}")
                 if not whole and 200 <= reply.status < 300:
                     return Reply(reply.status, kind)
-                return Reply(reply.status, kind, _read(reply, began_s, timeout_s))
+                return Reply(reply.status, kind, _read(reply, began_s, timeout_s, self.most_bytes))
 
-    def _connect(self) -> http.client.HTTPConnection:
-        at, proxy = self._at, self._at.proxy
-        way = f" through the environment's proxy {at.peer}" if proxy else ""
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        at, proxy, way = self._at, self._at.proxy, self._way
         via = proxy or at
-        connection: http.client.HTTPConnection = _UnixConnection(at.unix or "")
+        connection: http.client.HTTPConnection = _UnixConnection(at.unix or "", timeout_s)
         if at.scheme == "https":
             connection = http.client.HTTPSConnection(
-                via.host, via.port, timeout=GET_TIMEOUT_S, context=self.context
+                via.host, via.port, timeout=timeout_s, context=self.context
             )
         elif at.unix is None:
-            connection = http.client.HTTPConnection(via.host, via.port, timeout=GET_TIMEOUT_S)
-        if proxy is not None:
+            connection = http.client.HTTPConnection(via.host, via.port, timeout=timeout_s)
+        if proxy is not None and at.forwarder is None:
             connection.set_tunnel(at.host, at.port, dict(proxy.headers))
         try:
             connection.connect()
         except TimeoutError as exc:
             if connection.sock is not None:  # connected, and silent since
                 raise InputError(
-                    f"{self.authority} does not answer TLS within {GET_TIMEOUT_S:g} s: does "
+                    f"{self.authority} does not answer TLS within {timeout_s:g} s: does "
                     "it speak it? Else write http:// instead of https://"
                 ) from exc
             raise InputError(
-                f"no connection to {self.authority}{way} within {GET_TIMEOUT_S:g} s"
+                f"no connection to {self.authority}{way} within {timeout_s:g} s"
             ) from exc
         except ssl.SSLError as exc:
             hint = ""
@@ -205,8 +221,8 @@ class Probe:
 class _UnixConnection(http.client.HTTPConnection):
     """A connection to a Unix socket."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=GET_TIMEOUT_S)
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
@@ -216,7 +232,9 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _read(reply: http.client.HTTPResponse, began_s: float, timeout_s: float) -> bytes:
+def _read(
+    reply: http.client.HTTPResponse, began_s: float, timeout_s: float, most_bytes: int | None
+) -> bytes:
     """A whole body. Raises TimeoutError, or _OverrunError if it does not end."""
     parts: list[bytes] = []
     num_bytes = num_lines = 0
@@ -225,7 +243,7 @@ def _read(reply: http.client.HTTPResponse, began_s: float, timeout_s: float) -> 
         num_bytes += len(part)
         num_lines += part.count(b"\n")
         took_s = time.monotonic() - began_s
-        too_much = num_bytes > MAX_REPLY_BYTES
+        too_much = num_bytes > (most_bytes or MAX_REPLY_BYTES)
         if num_lines > OVERRUN_LINES and (too_much or took_s > OVERRUN_S):
             raise _OverrunError(f"{num_lines:,} lines in {took_s:.0f} s")
         if too_much or took_s > timeout_s:

@@ -29,6 +29,7 @@ NS_PER_S = 1e9
 _Stamp = tuple[float, float, float, bool]
 """When a read's bytes came; by how much that may be too late; by how much the read was late, or a
 bound of it; whether the kernel's time was requested and is missing. Seconds."""
+_PROXY_WANTS_USER, _GATEWAYS, _NO_SUCH_PATH = 407, (502, 503, 504), (404, 405, 501)
 _FAILED_REASONS: Mapping[str, TargetErrorKind] = {
     "error": "server_error",
     "abort": "cancelled",
@@ -102,6 +103,21 @@ class _Response:
         except httptools.HttpParserError as exc:
             raise TargetError("malformed_frame", f"not an HTTP/1.1 response: {exc}") from exc
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+
+
+def said_by(proxy: str, status: int, headers: Mapping[bytes, bytes]) -> str:
+    """Whose words an answer is that came through a forwarding proxy; empty: the server's.
+
+    headers  named in small letters. `Via` tells nothing: it is in answers of both
+    """
+    if status == _PROXY_WANTS_USER:
+        return f"the environment's proxy {proxy} itself (HTTP_PROXY gives it user and password): "
+    if {b"proxy-authenticate", b"x-squid-error"} & headers.keys():
+        return f"the environment's proxy {proxy} itself: "
+    is_page = status >= 400 and headers.get(b"content-type", b"").startswith(b"text/html")
+    if status in _GATEWAYS or (is_page and status not in _NO_SUCH_PATH):
+        return f"the environment's proxy {proxy} or what is behind it: "
+    return ""
 
 
 def is_close_delimited(reads: Sequence[Read]) -> bool:
@@ -187,6 +203,7 @@ def decode_answer(
     clock_bound_ns: int = 0,
     stream: bool = True,
     whole: bool = True,
+    proxy: str | None = None,
 ) -> Exchange:
     """The exchange of a response.
 
@@ -194,6 +211,7 @@ def decode_answer(
     clock_bound_ns  by how much a kernel time may be off
     stream          False: the answer was requested in one piece
     whole           False: the response broke off; what came is returned, and nothing is judged
+    proxy           name of the one that forwarded the request, and may have answered itself
 
     Raises TargetError, with what had arrived, if the response is not a complete answer.
     """
@@ -226,7 +244,9 @@ def decode_answer(
         bodies = [response.feed(read[2]) for read in reads]
         body = b"".join(bodies)
         if response.headers_complete and not 200 <= response.status < 300:
-            raise wire_format.error(response.status, body, response.headers)
+            error = wire_format.error(response.status, body, response.headers)
+            by = said_by(proxy, response.status, response.headers) if proxy else ""
+            raise TargetError(error.kind, f"{by}{error}")
         content_type = response.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if content_type == b"text/html":
             raise TargetError(

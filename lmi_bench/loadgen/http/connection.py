@@ -258,6 +258,8 @@ class Connection:
             self._finish()
         else:
             came = "before a response" if not self.reads else "in the middle of the response"
+            if self.status and not self.reads:
+                came += " (it had answered on it: --connections per-request uses none twice)"
             self._fail("broken_stream", f"the server closed the connection {came}")
 
     def _finish(self) -> None:

@@ -143,9 +143,18 @@ class Endpoint:
         return await find_addresses(via.host, via.port)
 
     @property
+    def forwarder(self) -> Proxy | None:
+        """The proxy that gets the requests themselves, as many open a tunnel to port 443 alone."""
+        return self.proxy if self.scheme == "http" else None
+
+    def request_target(self, path: str) -> str:
+        """The path as a request line names it: to a forwarding proxy the whole URL."""
+        return path if self.forwarder is None else f"http://{self.authority}{path}"
+
+    @property
     def tunnel(self) -> bytes:
         """The request for a tunnel through the proxy; empty: none is needed."""
-        if self.proxy is None:
+        if self.proxy is None or self.forwarder is not None:
             return b""
         host = f"[{self.host}]" if ":" in self.host else self.host
         place = f"{host}:{self.port}"
@@ -197,6 +206,8 @@ def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
     }
     if endpoint.authorization is not None:
         merged["Authorization"] = endpoint.authorization
+    if endpoint.forwarder is not None:
+        merged |= endpoint.forwarder.headers
     for name, value in headers.items():
         if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
             raise InputError(f"{name!r} is not the name of an HTTP header")
@@ -205,7 +216,8 @@ def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
         for known in [known for known in merged if known.lower() == name.lower()]:
             del merged[known]
         merged[name] = value
-    return f"POST {endpoint.path} HTTP/1.1\r\n".encode("latin-1") + header_lines(merged)
+    target = endpoint.request_target(endpoint.path)
+    return f"POST {target} HTTP/1.1\r\n".encode("latin-1") + header_lines(merged)
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:

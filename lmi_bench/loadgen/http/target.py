@@ -344,7 +344,7 @@ class HttpTarget:
     def _decode(
         self, response: Received, *, whole: bool = True, signals: ReceiveSignals | None = None
     ) -> Exchange:
-        signals = signals or self._signals
+        signals, forwarder = signals or self._signals, self.endpoint.forwarder
         exchange = decode_answer(
             self.wire_format,
             response,
@@ -353,6 +353,7 @@ class HttpTarget:
             clock_bound_ns=self._clock.error_bound_ns,
             stream=self.stream,
             whole=whole,
+            proxy=None if forwarder is None else forwarder.name,
         )
         source = "chunks" if exchange.output_tokens is None else "server"
         if source == "chunks" and self.count_tokens is not None and exchange.text:

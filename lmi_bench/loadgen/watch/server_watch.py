@@ -5,13 +5,10 @@ close together and later ones a second apart, so that short levels are covered t
 """
 
 import asyncio
-import functools
 import http.client
 import ssl
 import statistics
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
@@ -20,6 +17,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.core.units import MS_PER_S
+from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.loadgen.watch.machine import GpuPower, HostCpu
 from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth, read_page
 
@@ -72,9 +70,7 @@ class ServerWatch:
     shares_prefixes: bool = False
 
     def __post_init__(self) -> None:
-        for url in self.urls:
-            if not url.startswith(("http://", "https://")):
-                raise InputError(f"{url!r} is no metrics page: write http://host:port/metrics")
+        self._probes = [_metrics_probe(url, self.headers, self.context) for url in self.urls]
         self._replicas: list[_Replica] = []
         self._failed: dict[str, str] = {}
         self._stop = threading.Event()
@@ -135,8 +131,8 @@ class ServerWatch:
     def _scrape(self, wait_s: float) -> None:
         if self.power is not None:
             self.power.read()
-        for replica in self._replicas:
-            found = _fetch(replica.url, self.headers, self.context)
+        for probe, replica in zip(self._probes, self._replicas, strict=True):
+            found = _fetch(probe)
             if isinstance(found, str):
                 self._failed[replica.url] = found[:200]
             replica.scrapes.append((wait_s, None if isinstance(found, str) else found))
@@ -145,8 +141,9 @@ class ServerWatch:
 def why_unreadable(
     url: str, headers: Mapping[str, str], context: ssl.SSLContext | None = None
 ) -> str | None:
-    """Why a metrics page is of no use; None if it has known metrics."""
-    found = _fetch(url, headers, context)
+    """Why a metrics page is of no use; None if it has known metrics. Raises InputError for a URL
+    that is none."""
+    found = _fetch(_metrics_probe(url, headers, context))
     if isinstance(found, str):
         return found
     if found.gauges or found.counters:
@@ -156,33 +153,21 @@ def why_unreadable(
     )
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: following it would give the key to whichever host it names."""
-
-    def redirect_request(self, *_: object) -> None:
-        """None: not followed."""
-
-
-@functools.cache
-def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
-    """Connects directly, as the load does: a proxy of the environment would be given the key."""
-    direct, secure = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-    return urllib.request.build_opener(_NoRedirect, direct, secure)
+def _metrics_probe(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> Probe:
+    """Asks as the load does: by the same proxy or Unix socket, and it follows no redirect, which
+    would give the key to whichever host it names."""
+    return Probe(url, headers, context=context, most_bytes=MAX_PAGE_BYTES, timeout_s=TIMEOUT_S)
 
 
-def _fetch(
-    url: str, headers: Mapping[str, str], context: ssl.SSLContext | None
-) -> ServerSample | str:
+def _fetch(probe: Probe) -> ServerSample | str:
     """A page, or why it cannot be read."""
     try:
-        request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
-        with _opener(context).open(request, timeout=TIMEOUT_S) as reply:
-            return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
-    except urllib.error.HTTPError as exc:
-        return str(exc)  # with its status
-    except (OSError, ValueError, http.client.HTTPException) as exc:
-        reason = getattr(exc, "reason", None) or exc
-        return str(getattr(reason, "strerror", None) or reason)
+        reply = probe.get_itself()
+    except (OSError, ValueError, InputError, http.client.HTTPException) as exc:
+        return str(exc) or f"no answer within {TIMEOUT_S:g} s"
+    if reply.status != 200:
+        return f"HTTP {reply.status}"
+    return read_page(reply.body.decode("utf-8", errors="replace"))
 
 
 def _of_servers(
