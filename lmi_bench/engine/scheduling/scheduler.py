@@ -291,14 +291,19 @@ class Scheduler:
 
     # Admission
 
-    def _next_to_admit(self) -> Sequence | None:
-        """The oldest waiting sequence if a batch slot and enough blocks are free."""
+    def _next_to_admit(self, shares: abc.Mapping[str | None, int] | None = None) -> Sequence | None:
+        """The oldest waiting sequence if a batch slot and enough blocks are free.
+
+        shares  of a step's prompt tokens: the oldest whose client has some left
+        """
         if not self._waiting or self.num_running >= self._max_running:
             return None
         if self.config.policy is BatchingPolicy.DYNAMIC and self._batch_slots:
             return None  # nothing joins a dynamic batch before it ends
-        seq = self._waiting[0]
-        return seq if self._residents.has_room_for(seq) else None
+        seq: Sequence | None = self._waiting[0]
+        if shares is not None:
+            seq = next((each for each in self._waiting if shares.get(each.client)), None)
+        return seq if seq is not None and self._residents.has_room_for(seq) else None
 
     def _may_join(self) -> bool:
         """Whether waiting requests may be admitted beside the running ones now."""
@@ -306,7 +311,7 @@ class Scheduler:
         return least == 0 or self._residents.can_take(self._waiting, least, self.config)
 
     def _admit(self, seq: Sequence) -> None:
-        self._waiting.popleft()
+        self._waiting.remove(seq)  # the first, unless that one's client has had its share
         self._clients.turn = max(self._clients.turn, seq.turn)
         self._residents.admit(seq)
         if self.config.prefix_caching:
@@ -348,7 +353,7 @@ class Scheduler:
         budget = limit = self.config.max_rolling_batch_prefill_tokens
         rows = pairs = context = 0
         shares = self._prompt_shares(limit)
-        for seq in self._filling():
+        for seq in self._filling(shares):
             left = seq.tokens_to_fill - seq.num_computed
             if left > budget and not (self._mixes_prefill or seq.tokens_to_fill > limit):
                 break
@@ -391,21 +396,24 @@ class Scheduler:
         return (rows, limit - budget, pairs, context)
 
     def _prompt_shares(self, limit: int) -> dict[str | None, int] | None:
-        """Of the clients with begun prompts and of the one whose turn it is."""
+        """Of the clients with begun prompts, and of the one that has waited longest without."""
         if not self._mixes_prefill or self.config.client_share == 1:
             return None
-        new = self._next_to_admit() if self._may_join() else None
-        prompts = self._residents.filling() + ([new] if new is not None else [])
+        prompts = self._residents.filling()
+        begun = {seq.client for seq in prompts}
+        new = next((seq for seq in self._waiting if seq.client not in begun), None)
+        if new is not None and self.num_running < self._max_running and self._may_join():
+            prompts.append(new)
         return prompt_shares(prompts, limit)
 
-    def _filling(self) -> abc.Iterator[Sequence]:
+    def _filling(self, shares: abc.Mapping[str | None, int] | None) -> abc.Iterator[Sequence]:
         """Sequences with prompt tokens left to compute; then new ones while there is room."""
         yield from self._residents.filling()
         if self.config.policy is BatchingPolicy.DYNAMIC:
             return  # the batch was admitted as a whole
         if not self._may_join():
             return
-        while (seq := self._next_to_admit()) is not None:
+        while (seq := self._next_to_admit(shares)) is not None:
             yield seq
             if not seq.admitted:  # the step is full
                 return

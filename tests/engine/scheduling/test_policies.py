@@ -295,7 +295,7 @@ def test_a_short_prompt_does_not_wait_for_the_chunks_of_another_clients_long_one
         max_rolling_batch_prefill_tokens=128,
         client_share=0.5,
     )
-    drive, clients = Drive(Scheduler(config)), "aabc"
+    drive, clients = Drive(Scheduler(config)), "aabcaab"
 
     def add(number, tokens):
         sampling = SamplingParams(max_new_tokens=1)
@@ -315,6 +315,10 @@ def test_a_short_prompt_does_not_wait_for_the_chunks_of_another_clients_long_one
     assert chunks() == {0: 64, 3: 64}
     assert chunks() == {0: 20, 1: 72, 3: 36}
     assert chunks() == {1: 128}
+    add(4, 500)
+    add(5, 500)
+    add(6, 30)  # behind two of a's that wait
+    assert chunks() == {1: 98, 6: 30}
 
 
 @pytest.mark.parametrize("seed", range(20))
