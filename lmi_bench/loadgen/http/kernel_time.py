@@ -17,6 +17,7 @@ MAX_STEP_NS = 50_000
 """Offsets of two neighbouring samples further apart than this: the real-time clock was stepped."""
 MAX_DRIFT_NS = 1_000
 """Offsets of a level that differ by no more are one offset, within the stated error."""
+_STAMP_TRIES = 500  # a millisecond apart: a busy machine's kernel starts to stamp late
 _TIMESPEC = struct.Struct("@ll")
 _TIMESPEC_BYTES = _TIMESPEC.size
 _unpack_timespec = _TIMESPEC.unpack
@@ -116,7 +117,7 @@ def stamping_socket() -> socket.socket | None:
             client.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             peer, _ = server.accept()
             with peer:
-                for _ in range(20):
+                for _ in range(_STAMP_TRIES):
                     peer.sendall(b"x")
                     _, control, _, _ = client.recvmsg(1, 64)
                     if control and len(control[0][2]) == _TIMESPEC_BYTES:
