@@ -24,6 +24,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -77,18 +78,20 @@ class Server:
     """`lmi-bench serve` in a process of its own, on a free port."""
 
     def __init__(self, flags: Sequence[str]) -> None:
+        self._said = tempfile.TemporaryFile("w+")  # a full pipe would hold the server up
         self._process = subprocess.Popen(
             [sys.executable, "-m", "lmi_bench", "serve", "--port", "0", *flags],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             text=True,
             cwd=ROOT,
         )
         assert self._process.stdout is not None
         found = re.search(r"serving (\S+) at (http://\S+)", self._process.stdout.readline())
         if found is None:
-            _, stderr = self._process.communicate()
-            sys.exit(f"the server did not start: {stderr}")
+            self._process.wait()
+            self._said.seek(0)
+            sys.exit(f"the server did not start: {self._said.read()}")
         self.model, self.url = found.groups()
 
     def memory_bytes(self) -> int:
@@ -104,8 +107,9 @@ class Server:
     def stop(self) -> tuple[int, str]:
         """Ctrl-C; the exit code and the last line of what it said."""
         self._process.send_signal(signal.SIGINT)
-        _, stderr = self._process.communicate(timeout=60)
-        return self._process.returncode, stderr.strip().splitlines()[-1]
+        self._process.wait(timeout=60)
+        self._said.seek(0)
+        return self._process.returncode, self._said.read().strip().splitlines()[-1]
 
 
 async def send(client: aiohttp.ClientSession, call: Call, counts: Counter[str]) -> str:
