@@ -267,11 +267,12 @@ def repair_run(path: Path) -> list[str]:
                 if _found(path / name, kind) is None or not is_stale:
                     continue
             changed.append(name)
-        for name in changed:
-            torn = path / f"{name}.torn"
-            if torn.exists():
+        for torn in (path / f"{name}.torn" for name in changed):  # all, before a file changes
+            if torn.exists() or torn.is_symlink():
                 raise InputError(f"{torn} is there already: move it, and repair again")
-            shutil.copyfile(path / name, torn)  # a kill leaves the file itself or the new one
+        for name in changed:
+            # a kill leaves the file itself or the new one
+            shutil.copyfile(path / name, path / f"{name}.torn")
             if name in whole:
                 durable.replace_file(path / name, whole[name])
             else:

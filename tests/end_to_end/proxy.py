@@ -1,6 +1,6 @@
 """An HTTP proxy in a process of its own, as strict as squid is by default.
 
-    python proxy.py NAME PORT
+    python -m tests.end_to_end.proxy NAME PORT
 
 It takes NAME for this machine's PORT and refuses every other name, wants the user `me` with the
 password `pass-of-the-proxy`, forwards plain requests, which must name the whole URL, and opens
@@ -16,11 +16,11 @@ import contextlib
 import sys
 from urllib.parse import urlsplit
 
-NAME, PORT = sys.argv[1], int(sys.argv[2])
 WANTED = "Basic " + base64.b64encode(b"me:pass-of-the-proxy").decode()
 
 
 async def pump(reader, writer):
+    """Pass all bytes on until they end."""
     try:
         while data := await reader.read(2**16):
             writer.write(data)
@@ -31,19 +31,19 @@ async def pump(reader, writer):
         writer.close()
 
 
-def refusal(method, target, headers):
+def refusal(name, method, target, headers):
     """The status and the headers of an answer of the proxy itself; None: the request passes."""
     if headers.get("proxy-authorization") != WANTED:
         return "407 Proxy Authentication Required", "Proxy-Authenticate: Basic realm=here\r\n"
     parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
-    if parts.hostname != NAME or (method == "CONNECT" and parts.port != 443):
+    if parts.hostname != name or (method == "CONNECT" and parts.port != 443):
         return "403 Forbidden", "X-Squid-Error: ERR_ACCESS_DENIED 0\r\n"
     if method != "CONNECT" and headers["host"] != parts.netloc:
         return "400 Bad Request", ""
     return None
 
 
-async def serve(reader, writer):
+async def serve(name, port, reader, writer):
     behind = answers = None
     try:
         while True:
@@ -51,12 +51,12 @@ async def serve(reader, writer):
             line, *rest = head.rstrip().split("\r\n")
             print(line, flush=True)
             method, target, _ = line.split(" ")
-            headers = {name.lower(): value for name, value in (each.split(": ") for each in rest)}
+            headers = {key.lower(): value for key, value in (each.split(": ") for each in rest)}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-            refused = refusal(method, target, headers)
+            refused = refusal(name, method, target, headers)
             if not refused and behind is None:
                 try:
-                    behind = await asyncio.open_connection("127.0.0.1", PORT)
+                    behind = await asyncio.open_connection("127.0.0.1", port)
                 except OSError:  # as a proxy without a mark of its own
                     refused = "502 Bad Gateway", "Via: 1.1 here\r\n"
             if refused:
@@ -81,16 +81,16 @@ async def serve(reader, writer):
             await answers
 
 
-async def handle(reader, writer):
-    print("connection", flush=True)
-    with contextlib.suppress(OSError, EOFError):
-        await serve(reader, writer)
+async def main(name, port):
+    async def handle(reader, writer):
+        print("connection", flush=True)
+        with contextlib.suppress(OSError, EOFError):
+            await serve(name, port, reader, writer)
 
-
-async def main():
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -17,6 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from lmi_bench.core.run_store import load_run
 from tests.end_to_end.commands import lmi_bench
+from tests.end_to_end.proxy import pump
 from tests.loadgen.aws.runtime_server import runtime_server
 
 
@@ -56,16 +57,6 @@ def over_tls(url, pem):
     context.load_cert_chain(pem)
     to = urlsplit(url)
     started, where = threading.Event(), []
-
-    async def pump(reader, writer):
-        try:
-            while data := await reader.read(2**16):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
 
     async def passed_on(reader, writer):
         behind = await asyncio.open_connection(to.hostname, to.port)

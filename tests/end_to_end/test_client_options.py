@@ -48,7 +48,12 @@ def test_user_time_is_shown_as_such_with_its_wider_bound(tmp_path):
         ("--workers", "two", "number of processes or auto"),
         ("--timestamps", "gps", "client.timestamps"),
         ("--retries", "often", "client.retries"),
-        ("--metrics-url", "somewhere", "no metrics page"),
+        ("--metrics-url", "somewhere", "--metrics-url somewhere cannot be used"),
+        (
+            "--metrics-url",
+            "http://me:hidden@127.0.0.1:9",
+            "--metrics-url http://127.0.0.1:9 cannot",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path, option, value, said):

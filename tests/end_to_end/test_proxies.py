@@ -37,10 +37,9 @@ def no_proxies(monkeypatch):
 def proxy(port):
     """The proxy's address, and the request lines that it printed so far, when it has ended."""
     lines = []
-    script = Path(__file__).with_name("proxy.py")
-    process = subprocess.Popen(
-        [sys.executable, script, NAME, str(port)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "tests.end_to_end.proxy", NAME, str(port)]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
     try:
         yield f"127.0.0.1:{process.stdout.readline().strip()}", lines
     finally:

@@ -23,6 +23,10 @@ DAMAGES = {
 }
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     run = tmp_path_factory.mktemp("whole") / "run"
@@ -87,6 +91,16 @@ def test_nothing_is_repaired_twice_over_or_under_a_running_sweep(whole, tmp_path
     with pytest.raises(InputError, match=r"knees\.json\.torn is there already"):
         repair_run(run)
     assert (run / "knees.json.torn").read_text() == "an earlier one"
+    (run / "levels.jsonl").write_bytes((run / "levels.jsonl").read_bytes()[:-9])
+    before = contents(run)
+    with pytest.raises(InputError, match=r"knees\.json\.torn is there already"):
+        repair_run(run)
+    assert contents(run) == before  # not even the files whose names are free
+    (run / "knees.json.torn").unlink()
+    (run / "knees.json.torn").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"knees\.json\.torn is there already"):
+        repair_run(run)
+    assert not (tmp_path / "elsewhere").exists()
     lock_folder(run)
     with pytest.raises(InputError, match="another sweep"):
         repair_run(run)

@@ -10,7 +10,7 @@ from typing import Literal
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.level import Level
 from lmi_bench.core.listener import Listener
-from lmi_bench.core.redaction import redact
+from lmi_bench.core.redaction import redact, redact_text
 from lmi_bench.core.server_metrics import CloudWatch
 from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.aws.cloudwatch import timed_levels
@@ -109,7 +109,7 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     headers: dict[str, str] = {}
     for url in urls:
         if why := why_unreadable(url, headers, bench.tls_context):
-            raise InputError(f"--metrics-url {url} cannot be used: {why}")
+            raise InputError(f"--metrics-url {redact_text(url)} cannot be used: {why}")
     own = bench.metrics_url
     if not urls and own is not None:
         headers = dict(bench.metrics_headers)  # the key is for this server only

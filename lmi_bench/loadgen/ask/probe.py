@@ -21,7 +21,7 @@ from lmi_bench.wire.format import find_format
 from lmi_bench.wire.json_format import load_object
 
 GET_TIMEOUT_S = 5.0
-MAX_REPLY_BYTES = 2**20
+MAX_REPLY_BYTES = 8 * 2**20  # a metrics page of many adapters and replicas is long
 _UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes of a certificate that nothing here vouches for
 TELL_AFTER_S = 2.0  # after this long, print what the program is waiting for
 _RESETS, _RESET_TRIES, _RESET_PAUSE_S = ("/reset_prefix_cache", "/flush_cache"), 4, 0.05
@@ -60,7 +60,6 @@ class Probe:
 
     tell     called with a message when a request takes long
     context  certificates to accept; None: the system's
-    most_bytes  of an answer; None: MAX_REPLY_BYTES
     """
 
     address: str
@@ -69,7 +68,6 @@ class Probe:
     timeout_s: float = 60.0
     tell: Callable[[str], None] = lambda _: None
     context: ssl.SSLContext | None = None
-    most_bytes: int | None = None
 
     def __post_init__(self) -> None:
         self.url = redact_text(self.address)
@@ -176,7 +174,7 @@ class Probe:
                         raise InputError(f"{self.url}: {by}HTTP {reply.status} {reply.reason}")
                 if not whole and 200 <= reply.status < 300:
                     return Reply(reply.status, kind)
-                return Reply(reply.status, kind, _read(reply, began_s, timeout_s, self.most_bytes))
+                return Reply(reply.status, kind, _read(reply, began_s, timeout_s))
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         at, proxy, way = self._at, self._at.proxy, self._way
@@ -199,7 +197,7 @@ class Probe:
                     "it speak it? Else write http:// instead of https://"
                 ) from exc
             raise InputError(
-                f"no connection to {self.authority}{way} within {timeout_s:g} s"
+                f"no connection to {at.authority}{way} within {timeout_s:g} s"
             ) from exc
         except ssl.SSLError as exc:
             hint = ""
@@ -211,9 +209,8 @@ class Probe:
                     hint += "; SSL_CERT_FILE=FILE, or sweep --cacert FILE, trusts its PEM file"
             raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
         except OSError as exc:
-            why = exc.strerror or exc
             raise InputError(
-                f"nothing answers at {self.url}{way}: {why}; is the server up?"
+                f"nothing answers at {self.url}{way}: {exc.strerror or exc}; is the server up?"
             ) from exc
         return connection
 
@@ -232,9 +229,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _read(
-    reply: http.client.HTTPResponse, began_s: float, timeout_s: float, most_bytes: int | None
-) -> bytes:
+def _read(reply: http.client.HTTPResponse, began_s: float, timeout_s: float) -> bytes:
     """A whole body. Raises TimeoutError, or _OverrunError if it does not end."""
     parts: list[bytes] = []
     num_bytes = num_lines = 0
@@ -243,7 +238,7 @@ def _read(
         num_bytes += len(part)
         num_lines += part.count(b"\n")
         took_s = time.monotonic() - began_s
-        too_much = num_bytes > (most_bytes or MAX_REPLY_BYTES)
+        too_much = num_bytes > MAX_REPLY_BYTES
         if num_lines > OVERRUN_LINES and (too_much or took_s > OVERRUN_S):
             raise _OverrunError(f"{num_lines:,} lines in {took_s:.0f} s")
         if too_much or took_s > timeout_s:

@@ -156,8 +156,7 @@ class Endpoint:
         """The request for a tunnel through the proxy; empty: none is needed."""
         if self.proxy is None or self.forwarder is not None:
             return b""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        place = f"{host}:{self.port}"
+        place = f"{self.authority}:443" if self.port == 443 else self.authority
         headers = header_lines({"Host": place, **self.proxy.headers})
         return b"CONNECT %b HTTP/1.1\r\n%b\r\n" % (place.encode(), headers)
 

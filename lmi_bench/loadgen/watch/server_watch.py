@@ -24,7 +24,6 @@ from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth,
 EVERY_S = 1.0
 FIRST_S = 0.05  # time to the first scrape within a level, s; each interval doubles, up to EVERY_S
 TIMEOUT_S = 2.0
-MAX_PAGE_BYTES = 8 * 2**20
 MAX_PREFIX_HIT_RATE = 0.01
 """Maximum share of prompt tokens from a prefix cache; a higher one lowers the TTFT noticeably."""
 MAX_SKEW = 1.2
@@ -70,7 +69,6 @@ class ServerWatch:
     shares_prefixes: bool = False
 
     def __post_init__(self) -> None:
-        self._probes = [_metrics_probe(url, self.headers, self.context) for url in self.urls]
         self._replicas: list[_Replica] = []
         self._failed: dict[str, str] = {}
         self._stop = threading.Event()
@@ -131,8 +129,8 @@ class ServerWatch:
     def _scrape(self, wait_s: float) -> None:
         if self.power is not None:
             self.power.read()
-        for probe, replica in zip(self._probes, self._replicas, strict=True):
-            found = _fetch(probe)
+        for replica in self._replicas:
+            found = _fetch(replica.url, self.headers, self.context)
             if isinstance(found, str):
                 self._failed[replica.url] = found[:200]
             replica.scrapes.append((wait_s, None if isinstance(found, str) else found))
@@ -141,9 +139,8 @@ class ServerWatch:
 def why_unreadable(
     url: str, headers: Mapping[str, str], context: ssl.SSLContext | None = None
 ) -> str | None:
-    """Why a metrics page is of no use; None if it has known metrics. Raises InputError for a URL
-    that is none."""
-    found = _fetch(_metrics_probe(url, headers, context))
+    """Why a metrics page is of no use; None if it has known metrics."""
+    found = _fetch(url, headers, context)
     if isinstance(found, str):
         return found
     if found.gauges or found.counters:
@@ -153,16 +150,13 @@ def why_unreadable(
     )
 
 
-def _metrics_probe(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> Probe:
-    """Asks as the load does: by the same proxy or Unix socket, and it follows no redirect, which
-    would give the key to whichever host it names."""
-    return Probe(url, headers, context=context, most_bytes=MAX_PAGE_BYTES, timeout_s=TIMEOUT_S)
-
-
-def _fetch(probe: Probe) -> ServerSample | str:
-    """A page, or why it cannot be read."""
+def _fetch(
+    url: str, headers: Mapping[str, str], context: ssl.SSLContext | None
+) -> ServerSample | str:
+    """A page, or why it cannot be read. Asked by the load's proxy or Unix socket; no redirect is
+    followed, which would give the key to whichever host it names."""
     try:
-        reply = probe.get_itself()
+        reply = Probe(url, headers, timeout_s=TIMEOUT_S, context=context).get_itself()
     except (OSError, ValueError, InputError, http.client.HTTPException) as exc:
         return str(exc) or f"no answer within {TIMEOUT_S:g} s"
     if reply.status != 200:
