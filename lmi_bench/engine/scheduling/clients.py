@@ -11,7 +11,6 @@ ones.
 import math
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -61,6 +60,29 @@ class Clients:
             self._entered[client] += 1
             self.put(seq)
 
+    def prompt_shares(
+        self, begun: list[Sequence], limit: int, *, joins: bool
+    ) -> dict[str | None, int] | None:
+        """Prompt tokens that each client may have of a step's `limit`: equal shares, and what one
+        does not need goes to the others. None if there is room for all.
+
+        begun  sequences whose prompts are being computed
+        joins  whether one more may be: of the client that has waited longest without any
+        """
+        wanted = Counter[str | None]()
+        for seq in begun:
+            wanted[seq.client] += seq.tokens_to_fill - seq.num_computed
+        new = next((seq for seq in self.queue if seq.client not in wanted), None)
+        if new is not None and joins:
+            wanted[new.client] = new.tokens_to_fill
+        if wanted.total() <= limit:
+            return None
+        shares = dict[str | None, int]()
+        for client, tokens in sorted(wanted.items(), key=itemgetter(1)):
+            each = (limit - sum(shares.values())) // (len(wanted) - len(shares))
+            shares[client] = min(tokens, each)
+        return shares
+
     def put(self, seq: Sequence) -> None:
         """Put a sequence in its place in the queue."""
         if not self.queue or _place(self.queue[-1]) < _place(seq):
@@ -90,21 +112,6 @@ class Clients:
         elif not self._entered[seq.client]:
             del self._entered[seq.client]
             self._held.pop(seq.client, None)
-
-
-def prompt_shares(prompts: Iterable[Sequence], limit: int) -> dict[str | None, int] | None:
-    """Prompt tokens that each client may have of a step's `limit`: equal shares, and what one does
-    not need goes to the others. None if there is room for all."""
-    wanted = Counter[str | None]()
-    for seq in prompts:
-        wanted[seq.client] += seq.tokens_to_fill - seq.num_computed
-    if wanted.total() <= limit:
-        return None
-    shares = dict[str | None, int]()
-    for client, tokens in sorted(wanted.items(), key=itemgetter(1)):
-        each = (limit - sum(shares.values())) // (len(wanted) - len(shares))
-        shares[client] = min(tokens, each)
-    return shares
 
 
 def _place(seq: Sequence) -> tuple[int, float, int]:

@@ -25,7 +25,7 @@ from lmi_bench.engine.scheduling.batch import (
     WaitUntil,
 )
 from lmi_bench.engine.scheduling.block_manager import BlockManager
-from lmi_bench.engine.scheduling.clients import Clients, prompt_shares
+from lmi_bench.engine.scheduling.clients import Clients
 from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.join_rule import JoinRule
@@ -54,6 +54,7 @@ class Scheduler:
         self._batch_slots = 0  # size of the running dynamic batch when it started
         self._join = JoinRule(config.waiting_served_ratio, config.max_waiting_tokens)
         self._mixes_prefill = config.chunked_prefill and config.policy is BatchingPolicy.ROLLING
+        self._deals_prompts = self._mixes_prefill and config.client_share < 1
         self._max_running = config.max_running
 
     @property
@@ -352,7 +353,10 @@ class Scheduler:
             return (0, 0, 0, 0)
         budget = limit = self.config.max_rolling_batch_prefill_tokens
         rows = pairs = context = 0
-        shares = self._prompt_shares(limit)
+        shares: dict[str | None, int] | None = None
+        if self._deals_prompts:
+            joins = self.num_running < self._max_running and self._may_join()
+            shares = self._clients.prompt_shares(self._residents.filling(), limit, joins=joins)
         for seq in self._filling(shares):
             left = seq.tokens_to_fill - seq.num_computed
             if left > budget and not (self._mixes_prefill or seq.tokens_to_fill > limit):
@@ -394,17 +398,6 @@ class Scheduler:
             pairs += count * first + count * (count + 1) // 2
             context += first
         return (rows, limit - budget, pairs, context)
-
-    def _prompt_shares(self, limit: int) -> dict[str | None, int] | None:
-        """Of the clients with begun prompts, and of the one that has waited longest without."""
-        if not self._mixes_prefill or self.config.client_share == 1:
-            return None
-        prompts = self._residents.filling()
-        begun = {seq.client for seq in prompts}
-        new = next((seq for seq in self._waiting if seq.client not in begun), None)
-        if new is not None and self.num_running < self._max_running and self._may_join():
-            prompts.append(new)
-        return prompt_shares(prompts, limit)
 
     def _filling(self, shares: abc.Mapping[str | None, int] | None) -> abc.Iterator[Sequence]:
         """Sequences with prompt tokens left to compute; then new ones while there is room."""
