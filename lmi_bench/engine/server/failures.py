@@ -105,7 +105,10 @@ def failure_middleware(model_name: str) -> Middleware:
             if kind not in logged:
                 logged.add(kind)
                 LOGGER.error("a fault of the server: %s", kind, exc_info=exc)
-        return _response(request.path, found, model_name)
+        try:
+            return _response(request.path, found, model_name)
+        finally:
+            del found  # else its frames, which hold the body, would wait for a garbage collection
 
     return answer_failure
 

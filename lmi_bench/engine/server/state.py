@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -96,7 +97,7 @@ LOGGER = logging.getLogger(__name__)
 MAX_STOP_STRINGS = 16
 _MAX_NAMES_LOGGED = 100
 _MAX_HEADER_CHARS = 1000
-_MAX_ENCODED = 2  # long texts at once: each takes many times its own memory
+_MAX_ENCODED = 2  # long texts at once: each takes many times its own memory, its thread keeps it
 _LONG_TEXT_CHARS = 8192  # encoding more would block the loop for milliseconds
 
 
@@ -118,7 +119,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     totals: RequestTotals = field(default_factory=RequestTotals)
     outbox: Outbox = field(default_factory=Outbox)
-    _encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_ENCODED))
+    _encoders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_MAX_ENCODED))
     _names_logged: set[str] = field(default_factory=set)
 
     async def encode(
@@ -136,22 +137,21 @@ class ServerState:
         """
         limited = limited and truncate is None
         longest, limit = self.codec.longest_token_bytes, self.max_model_len
-        too_long = CapacityError(
+        too_long = (
             f"this model's maximum context length is {limit} tokens, and the prompt, of "
             f"{len(text)} characters, has more: shorten it"
         )
         if limited and longest is not None and len(text) > limit * longest:
-            raise too_long
+            raise CapacityError(too_long)
         most = limit if limited else None
         encode = partial(self.codec.encode, text, add_special_tokens=add_special_tokens, most=most)
         try:
             if len(text) > _LONG_TEXT_CHARS:
-                async with self._encoding:
-                    token_ids = await asyncio.to_thread(encode)
+                token_ids = await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
             else:
                 token_ids = encode()
         except CapacityError:
-            raise too_long from None
+            raise CapacityError(too_long) from None
         return token_ids if truncate is None else token_ids[-truncate:]
 
     def submit(self, prompt: Prompt, *, beside: Generation | None = None) -> Answer:

@@ -1,14 +1,19 @@
 """Every refusal has the status and the body of its protocol, and nothing of it stays behind."""
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from lmi_bench.core.errors import CapacityError
 from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.engine.server.lmi_routes import LmiCall
 from lmi_bench.engine.server.openai_request import CompletionCall
+from lmi_bench.engine.server.state import ServerState
 from lmi_bench.wire.format import find_format
 
 LMI = "/invocations"
@@ -453,3 +458,82 @@ def test_a_health_check_is_answered_while_a_long_prompt_is_encoded(serve_toy):
             return status, (await call)[0]
 
     assert asyncio.run(main()) == (200, 400)
+
+
+def test_a_long_prompt_counts_while_it_is_encoded_though_its_client_has_left():
+    """Else clients that leave at once would have any number of them encoded side by side."""
+    may_end = threading.Event()
+
+    async def main():
+        loop, begun = asyncio.get_running_loop(), asyncio.Queue()
+        loop.set_default_executor(ThreadPoolExecutor(3))
+
+        class Codec(PlainTokenizer):
+            def encode(self, text, **options):
+                loop.call_soon_threadsafe(begun.put_nowait, None)
+                assert may_end.wait(10)
+                return super().encode(text, **options)
+
+        state = ServerState(None, Codec(), "toy", 512, 32_000)
+        left = [asyncio.create_task(state.encode("a " * 6000)) for _ in range(2)]
+        for _ in left:
+            await begun.get()
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+        third = asyncio.create_task(state.encode("a " * 6000))
+        await asyncio.sleep(0)
+        begins = asyncio.create_task(begun.get())
+        behind = loop.run_in_executor(None, int)
+        done, _ = await asyncio.wait({begins, behind}, return_when=asyncio.FIRST_COMPLETED)
+        may_end.set()
+        with pytest.raises(CapacityError):
+            await third
+        await begins
+        return done == {behind}
+
+    assert asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/completions", "prompt"),
+        ("/v1/chat/completions", "prompt"),
+        ("/invocations", "inputs"),
+        ("/endpoints/any/invocations", "inputs"),
+        ("/generate", "inputs"),
+        ("/generate_stream", "inputs"),
+    ],
+)
+def test_nothing_of_a_refused_prompt_waits_for_a_garbage_collection(serve_toy, path, field):
+    """Full ones are so rare in a server that what they free would be a leak."""
+    made = []
+
+    class Ids:
+        pass
+
+    class Codec(PlainTokenizer):
+        def encode(self, text, **options):
+            ids = Ids()
+            made.append(weakref.ref(ids))
+            return super().encode(text, **options)
+
+    async def main():
+        text = "a " * 6000
+        call = (
+            {"messages": [{"role": "user", "content": text}]} if "chat" in path else {field: text}
+        )
+        async with serve_toy(codec=Codec()) as server:
+            gc.collect()
+            gc.disable()
+            try:
+                status, *_ = await server.post(path, call)
+                await server.post(path, {field: "b", "messages": []})  # the handler has gone on
+                return status, made[0]()
+            finally:
+                gc.enable()
+
+    status, left = asyncio.run(main())
+    assert status in (200, 400, 413, 422, 424)
+    assert left is None
