@@ -1,36 +1,42 @@
-"""An hour of `lmi-bench serve` in real time: honest streams beside hostile clients, over HTTP.
-
-Two minutes without and eight with the hostile clients take turns, so that whatever else the
-machine does weighs on both; the honest load is the same throughout. The simulated engine (qwen3-8b
-on ml.g5.2xlarge) has a real GPU's step as a wait in real time: HTTP, queue and scheduler are real.
-Clients are told apart by the `X-Client` header.
-
-The hostile clients are processes of their own: bursts beyond what the server admits (the longest
-answers, prompts that cannot fit, streams left in the middle), the random calls of soak.py, bodies
-of 12 MiB, requests sent byte by byte, and idle connections.
+"""An hour of `lmi-bench serve` in real time: honest streams, and hostile clients beside them.
 
     python benchmarks/serve_hour.py --out benchmarks/results/serve_hour.md
+    python benchmarks/serve_hour.py --executor torch
+
+A real process answers over HTTP, with `--fair-by` and `--client-share` as `docs/endpoints.md`
+advises. `--executor simulated`: qwen3-8b on ml.g5.2xlarge, each step of which is a wait as long as
+that machine would compute, so a busy machine here matters little; `torch`: the bundled engine,
+whose latencies need a quiet machine. Honest requests come at random times through all of the hour.
+Phases without and with hostile clients (support/hostile.py) take turns, so that whatever else the
+machine does weighs on both. A request counts as undisturbed if it lies in a phase without them,
+from 5 s after its begin; all others count as disturbed. Latencies count from the time at which a
+request was due, on the monotonic clock, in a process that does nothing else.
+
+Exit code 1: an honest p99 is above 2 x the undisturbed one, an honest request failed, a KV block
+is held at the end, resident memory grew by more than 5 %, the server did not end with 0 at SIGTERM
+(its audit of its books included), or it gave an answer that none of its protocols allows. Ctrl-C
+prints what was seen until then.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import multiprocessing
 import os
 import platform
 import random
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from queue import Empty
-from typing import Any
 
 import aiohttp
 import numpy as np
@@ -38,307 +44,451 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.soak import LENGTHS, Server, cut_short, usage  # noqa: E402
-from benchmarks.support.random_calls import random_call  # noqa: E402
+from benchmarks.support.hostile import RATES, Hostile  # noqa: E402
+from benchmarks.support.served import Server, until_idle  # noqa: E402
 
-QUIET_S, HOSTILE_S = 120.0, 480.0
-HONEST_PER_S, HONEST_IN, HONEST_OUT = 1.0, 64, 32
-BURST_EVERY_S, BURST = 30.0, 80
-RANDOM_PER_S, SLOW, IDLE = 5.0, 20, 100
-LARGE_EVERY_S, LARGE_BYTES = 30.0, 12 * 2**20
-ADMITTED, SLOTS, CHUNK, SHARE = 64, 32, 128, 0.25
-LONGEST = 2048
-FAIR = ("--fair-by", "X-Client", "--client-share", str(SHARE))
-CHUNKS = ("--chunked-prefill", "--prefill-tokens", str(CHUNK))
-LIMITS = ("--max-concurrent-requests", str(ADMITTED), "--max-batch", str(SLOTS))
-ENGINES: dict[str, tuple[str, ...]] = {
+HONEST_IN, HONEST_OUT = 64, 32
+MOST_RATIO = 2.0  # of the honest p99
+MOST_GROWTH_FRAC = 0.05  # of resident memory, from a tenth of the hour to its end: what malloc
+# keeps of bodies of 12 MiB varies by some percent
+SETTLE_S = 5.0  # after a hostile phase, for what it left
+LIMIT_S = 120.0  # no answer for so long is a failure
+FAIR = (
+    *("--fair-by", "X-Client", "--client-share", "0.25", "--chunked-prefill"),
+    *("--max-concurrent-requests", "64", "--max-batch", "32"),
+)
+EXECUTORS: dict[str, tuple[str, ...]] = {
     "simulated": (
         *("--executor", "simulated", "--model", "qwen3-8b", "--instance", "ml.g5.2xlarge"),
-        *("--max-model-len", str(LONGEST)),
+        *("--max-model-len", "2048", "--prefill-tokens", "128", *FAIR),
     ),
-    "bundled": ("--model", "demo-15m", "--threads", "1", "--max-model-len", "512"),
+    "torch": (
+        *("--model", "demo-15m", "--dtype", "float32", "--threads", "1"),
+        # few blocks: resident memory grows until each block has been used once; a row of a step
+        # costs compute on a CPU, so chunks and the share of a client are small
+        *("--prefill-tokens", "8", "--num-blocks", "128", *FAIR, "--max-batch", "12"),
+    ),
 }
+ALONE, BESIDE = "undisturbed", "hostile beside"
+PHASES = (ALONE, BESIDE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When what happens; times in seconds of the monotonic clock, the same in all processes."""
+
+    start_s: float
+    end_s: float
+    cycle_s: float
+    alone_s: float  # at the begin of each cycle
+
+    def phases(self) -> Iterator[tuple[str, float, float]]:
+        """Kind, begin and end of each."""
+        at_s = self.start_s
+        while at_s < self.end_s:
+            between_s = min(at_s + self.alone_s, self.end_s)
+            yield ALONE, at_s, between_s
+            if between_s < self.end_s:
+                yield BESIDE, between_s, min(at_s + self.cycle_s, self.end_s)
+            at_s += self.cycle_s
+
+    def kind(self, begin_s: float, end_s: float) -> str:
+        """Of a request, or of a span of time."""
+        for kind, phase_s, until_s in self.phases():
+            settled_s = phase_s + (SETTLE_S if phase_s > self.start_s else 0.0)
+            if kind == ALONE and settled_s <= begin_s and end_s <= until_s:
+                return ALONE
+        return BESIDE
+
+
+@dataclass(frozen=True)
+class Honest:
+    """One honest request. due_s, end_s: monotonic; sent_s and ttft_s count from due_s."""
+
+    due_s: float
+    end_s: float
+    sent_s: float = 0.0
+    ttft_s: float = 0.0
+    itl_s: tuple[float, ...] = ()
+    refused: int = 0
+    failure: str | None = None
 
 
 @dataclass
 class Seen:
-    """Honest latencies in seconds by phase (quiet, hostile), and what became of all requests."""
+    """What an hour showed. Samples are taken once a second."""
 
-    ttft_s: dict[str, list[float]] = field(default_factory=lambda: {"quiet": [], "hostile": []})
-    itl_s: dict[str, list[float]] = field(default_factory=lambda: {"quiet": [], "hostile": []})
-    e2e_s: dict[str, list[float]] = field(default_factory=lambda: {"quiet": [], "hostile": []})
-    counts: Counter[str] = field(default_factory=Counter)
-    memory_mib: list[tuple[float, float]] = field(default_factory=list)  # (seconds, MiB)
-    cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    plan: Plan
+    honest: list[Honest] = field(default_factory=list)
+    hostile: Counter[str] = field(default_factory=Counter)
+    unexpected: list[str] = field(default_factory=list)
+    held_s: dict[str, float] = field(default_factory=dict)
+    memory_mib: list[tuple[float, float]] = field(default_factory=list)  # (monotonic s, MiB)
+    cpu_s: dict[str, defaultdict[str, float]] = field(
+        default_factory=lambda: {kind: defaultdict(float) for kind in PHASES}
+    )
+    is_idle: bool = False
     exit_code: int | None = None
     closing: str = ""
+    lines_between: int = 0  # that the server said between its start and its end
+    tracebacks: int = 0
+    interrupted: bool = False
+    until_s: float = 0.0
+
+    def of(self, kind: str) -> list[Honest]:
+        """The honest requests of a kind of phase that were answered."""
+        answered = [one for one in self.honest if one.failure is None]
+        return [one for one in answered if self.plan.kind(one.due_s, one.end_s) == kind]
+
+    def resident_mib(self, at_frac: float) -> float:
+        """Median over the minute, or the twentieth, before a share of the plan."""
+        whole_s = self.until_s - self.plan.start_s
+        until_s = self.plan.start_s + at_frac * whole_s
+        window_s = min(60.0, whole_s / 20)
+        return float(np.median([m for s, m in self.memory_mib if 0 <= until_s - s <= window_s]))
+
+    def growth_mib(self) -> float:
+        return self.resident_mib(1.0) - self.resident_mib(0.1)
 
 
-def stream_of(tokens_in: int, tokens_out: int) -> bytes:
-    """The body of a streamed completion."""
-    body: dict[str, Any] = {"prompt": list(range(1, tokens_in + 1)), "max_tokens": tokens_out}
-    return json.dumps(body | {"stream": True, "ignore_eos": True}).encode()
-
-
-async def honest_request(url: str, phase: str, seen: Seen) -> None:
-    """One stream, read as its bytes come; refused for want of room, it is sent again after 1 s."""
-    body, begin_s = stream_of(HONEST_IN, HONEST_OUT), time.monotonic()
-    times: list[float] = []
-    headers = {"X-Client": "honest", "Content-Type": "application/json"}
-    async with aiohttp.ClientSession(url, headers=headers) as session:
-        while not times:
-            async with session.post("/v1/completions", data=body) as response:
-                if response.status in (429, 503):
-                    seen.counts["honest, refused and sent again"] += 1
-                    await asyncio.sleep(1.0)
-                    continue
-                if response.status != 200:
-                    seen.counts[f"honest, status {response.status}"] += 1
-                    return
-                async for chunk in response.content.iter_any():
-                    times += [time.monotonic()] * chunk.count(b'"text"')
-    if len(times) != HONEST_OUT:
-        seen.counts["honest, cut off"] += 1
-        return
-    seen.counts["honest, answered"] += 1
-    seen.ttft_s[phase].append(times[0] - begin_s)
-    seen.itl_s[phase] += np.diff(times).tolist()
-    seen.e2e_s[phase].append(times[-1] - begin_s)
-
-
-async def every(
-    end: Callable[[], bool], next_s: Callable[[], float], send: Callable[[], Awaitable[None]]
-) -> None:
-    """Start `send` after each of the waits until the end; then wait for all."""
-    tasks: set[asyncio.Task[None]] = set()
-    while not end():
-        await asyncio.sleep(next_s())
-        task = asyncio.ensure_future(send())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-    await asyncio.gather(*tasks)
-
-
-def hostile(url: str, model: str, seconds: float, seed: int, told: Any) -> None:
-    """A process: all hostile clients for a phase; tells its counts at the end."""
-    counts: Counter[str] = Counter()
-    asyncio.run(_hostile(url, model, seconds, random.Random(seed), counts))
-    told.put(counts)
-
-
-async def _hostile(
-    url: str, model: str, seconds: float, draw: random.Random, counts: Counter[str]
-) -> None:
-    end_s = time.monotonic() + seconds
-    headers = {"X-Client": "hostile", "Content-Type": "application/json"}
-    connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=90)
-    host, _, port = url.removeprefix("http://").partition(":")
-
-    def is_over() -> bool:
-        return time.monotonic() >= end_s
-
-    async with aiohttp.ClientSession(
-        url, headers=headers, connector=connector, timeout=limit
-    ) as session:
-
-        async def post(path: str, body: bytes, what: str, leave_after: int | None = None) -> None:
-            try:
-                async with session.post(path, data=body) as response:
-                    read = 0
-                    async for chunk in response.content.iter_any():
-                        read += chunk.count(b"data:")
-                        if (leave_after is not None and read >= leave_after) or is_over():
-                            counts[f"{what}, left in mid-stream"] += 1
-                            response.close()
-                            return
-                    counts[f"{what}, status {response.status}"] += 1
-            except (aiohttp.ClientError, TimeoutError, ConnectionError) as exc:
-                counts[f"{what}, {type(exc).__name__}"] += 1
-
-        async def burst() -> None:
-            work = []
-            for number in range(BURST):
-                prompt, answer = draw.randint(1, 400), draw.randint(1, 200)
-                if number % 10 == 0:
-                    prompt, answer = 1, LONGEST
-                elif number % 10 == 1:
-                    answer = 400
-                leave = draw.randint(1, 20) if number % 2 else None
-                body = stream_of(prompt, answer)
-                work.append(post("/v1/completions", body, "of bursts", leave))
-            await asyncio.gather(*work)
-
-        async def random_one() -> None:
-            call = random_call(draw, LENGTHS, model=model)
-            if call.cut:
-                await cut_short(url, call)
-                counts["random, cut short"] += 1
-            else:
-                await post(call.path, call.body, "random")
-
-        async def large() -> None:
-            body = b'{"prompt": "' + b"x " * (LARGE_BYTES // 2) + b'", "max_tokens": 1}'
-            await post("/v1/completions", body, "12 MiB")
-
-        async def slow() -> None:
-            """A request byte by byte, until the server ends it."""
-            while not is_over():
-                with contextlib.suppress(OSError):
-                    reader, writer = await asyncio.open_connection(host, int(port))
-                    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n"
-                    for byte in head + b"{" * 80:
-                        if is_over() or reader.at_eof():
-                            break
-                        writer.write(bytes([byte]))
-                        await writer.drain()
-                        await asyncio.sleep(0.5)
-                    writer.close()
-                counts["sent byte by byte"] += 1
-
-        async def idle() -> None:
-            while not is_over():
-                with contextlib.suppress(OSError):
-                    reader, writer = await asyncio.open_connection(host, int(port))
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(max(0.1, end_s - time.monotonic())):
-                            await reader.read(1)
-                    writer.close()
-                counts["idle connections"] += 1
-
-        await asyncio.gather(
-            every(is_over, lambda: BURST_EVERY_S, burst),
-            every(is_over, lambda: draw.expovariate(RANDOM_PER_S), random_one),
-            every(is_over, lambda: LARGE_EVERY_S, large),
-            *(slow() for _ in range(SLOW)),
-            *(idle() for _ in range(IDLE)),
-        )
-
-
-async def run(server: Server, minutes: float, seen: Seen) -> None:
-    """The phases in turn, with honest requests at random times throughout."""
-    draw, begin_s = random.Random(1), time.monotonic()
-    now = {"phase": "quiet"}
-    context = multiprocessing.get_context("spawn")
-    told = context.Queue()
-    started = 0
-
-    def is_over() -> bool:
-        return time.monotonic() >= begin_s + 60 * minutes
-
-    async def one() -> None:
-        await honest_request(server.url, now["phase"], seen)
-
-    async def watch() -> None:
-        cpu_s = server.cpu_s()
-        while not is_over():
-            await asyncio.sleep(10)
-            at_s, used_s = time.monotonic() - begin_s, server.cpu_s()
-            seen.memory_mib.append((at_s, server.memory_bytes() / 2**20))
-            seen.cpu_s[now["phase"]] += used_s - cpu_s
-            seen.cpu_s[f"{now['phase']}, of"] += 10
-            cpu_s = used_s
-            print(
-                f"\r{at_s / 60:5.1f} min, {now['phase']:7}, {seen.counts['honest, answered']:,} "
-                f"honest, {seen.memory_mib[-1][1]:.1f} MiB",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    async def phases() -> None:
-        nonlocal started
-        share = min(1.0, minutes * 60 / (QUIET_S + HOSTILE_S))  # at least one turn of both
-        while not is_over():
-            now["phase"] = "quiet"
-            await asyncio.sleep(QUIET_S * share)
-            now["phase"] = "hostile"
-            left_s = min(HOSTILE_S * share, begin_s + 60 * minutes - time.monotonic())
-            if left_s < 1:
+async def send_honest(session: aiohttp.ClientSession, number: int, due_s: float) -> Honest:
+    """One request; a refusal for want of room is tried again after a second, as clients do."""
+    draw = random.Random(number)
+    body = {
+        "prompt": [draw.randint(3, 999) for _ in range(HONEST_IN)],
+        "max_tokens": HONEST_OUT,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    refused, sent_s = 0, time.monotonic() - due_s
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                times_s, last = [], b""
+                async with session.post("/v1/completions", json=body) as response:
+                    if response.status in (429, 503):
+                        refused += 1
+                        await asyncio.sleep(1.0)
+                        continue
+                    async for line in response.content:
+                        now_s = time.monotonic()
+                        if line.startswith(b"data: {"):
+                            last = line
+                            if b'"choices":[{' in line:
+                                times_s.append(now_s)
                 break
-            process = context.Process(
-                target=hostile, args=(server.url, server.model, left_s, started, told)
-            )
-            process.start()
-            started += 1
-            await asyncio.to_thread(process.join)
+        end_s = time.monotonic()
+        tokens = (json.loads(last[6:]).get("usage") or {}).get("completion_tokens") if last else 0
+        if response.status != 200 or tokens != HONEST_OUT:
+            failure = f"status {response.status}, {tokens} tokens, {last[:200]!r}"
+            return Honest(due_s, end_s, sent_s, refused=refused, failure=failure)
+        gaps_s = tuple(after - before for before, after in pairwise(times_s))
+        return Honest(due_s, end_s, sent_s, times_s[0] - due_s, gaps_s, refused)
+    except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+        failure = f"{type(exc).__name__}: {exc}"
+        return Honest(due_s, time.monotonic(), sent_s, refused=refused, failure=failure)
 
-    await asyncio.gather(
-        phases(), watch(), every(is_over, lambda: draw.expovariate(HONEST_PER_S), one)
+
+def honest_process(url: str, plan: Plan, per_s: float, out: Connection) -> None:
+    """Honest requests at random times; each is sent to `out` when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    draw = random.Random(1)
+
+    async def one(session: aiohttp.ClientSession, number: int, due_s: float) -> None:
+        out.send((await send_honest(session, number, due_s), time.process_time()))
+
+    async def main() -> None:
+        connector = aiohttp.TCPConnector(limit=0)
+        headers = {"X-Client": "honest"}
+        async with (
+            aiohttp.ClientSession(url, connector=connector, headers=headers) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            due_s, number = plan.start_s, 0
+            while (due_s := due_s + draw.expovariate(per_s)) < plan.end_s:
+                await asyncio.sleep(due_s - time.monotonic())
+                group.create_task(one(session, number, due_s))
+                number += 1
+
+    asyncio.run(main())
+
+
+def hostile_process(url: str, model: str, longest: int, plan: Plan, out: Connection) -> None:
+    """Hostile clients in their phases; what they saw is sent to `out` once a second."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    clients = Hostile(url, model, longest, random.Random(2))
+
+    def report() -> None:
+        out.send((clients.counts, clients.unexpected, clients.held_s, time.process_time()))
+
+    async def reports() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            report()
+
+    async def main() -> None:
+        reporting = asyncio.create_task(reports())
+        loop = asyncio.get_running_loop()
+        for kind, begin_s, until_s in plan.phases():
+            if kind == BESIDE:
+                await asyncio.sleep(begin_s - time.monotonic())
+                await clients.run(loop.time() + until_s - time.monotonic())
+        reporting.cancel()
+        report()
+
+    asyncio.run(main())
+
+
+def machine_cpu_s() -> float:
+    """CPU time of all that this machine has done."""
+    fields = [int(text) for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+    idle = fields[3] + fields[4]
+    return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")
+
+
+def watch(server: Server, plan: Plan, per_s: float, longest: int, seen: Seen) -> None:
+    """Run the clients to the plan's end, or to Ctrl-C."""
+    spawn = get_context("spawn")
+    pipes = {name: spawn.Pipe(duplex=False) for name in ("honest", "hostile")}
+    children = [
+        spawn.Process(
+            target=honest_process, args=(server.url, plan, per_s, pipes["honest"][1]), daemon=True
+        ),
+        spawn.Process(
+            target=hostile_process,
+            args=(server.url, server.model, longest, plan, pipes["hostile"][1]),
+            daemon=True,
+        ),
+    ]
+    for child in children:
+        child.start()
+    for _, writer in pipes.values():
+        writer.close()
+    open_ends = {reader: name for name, (reader, _) in pipes.items()}
+    used_s: defaultdict[str, float] = defaultdict(float)  # CPU time of each, up to now
+    before: tuple[float, dict[str, float]] | None = None
+    next_s, minute = plan.start_s, 0
+    try:
+        while open_ends and server.is_running():
+            timeout_s = max(0.0, next_s - time.monotonic())
+            for reader in wait(list(open_ends), timeout_s):
+                assert isinstance(reader, Connection)
+                try:
+                    message = reader.recv()
+                except EOFError:
+                    del open_ends[reader]
+                    continue
+                used_s[open_ends[reader]] = message[-1]
+                if open_ends[reader] == "honest":
+                    seen.honest.append(message[0])
+                else:
+                    seen.hostile, seen.unexpected, seen.held_s, _ = message
+            now_s = time.monotonic()
+            seen.until_s = min(now_s, plan.end_s)
+            if now_s < next_s:
+                continue
+            next_s = max(next_s + 1.0, now_s)
+            if now_s > plan.end_s:
+                continue
+            seen.memory_mib.append((now_s, server.memory_bytes() / 2**20))
+            used_s["server"], used_s["machine"] = server.cpu_s(), machine_cpu_s()
+            if before is not None:
+                sums = seen.cpu_s[plan.kind(before[0], now_s)]
+                sums["wall"] += now_s - before[0]
+                for name in used_s:
+                    sums[name] += used_s[name] - before[1].get(name, 0.0)
+            before = now_s, dict(used_s)
+            if now_s >= plan.start_s + 60 * (minute + 1):
+                minute += 1
+                print(progress(seen, minute), file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: what was seen so far", file=sys.stderr)
+        seen.interrupted = True
+    for child in children:
+        child.join(0 if open_ends else 10)
+        if child.exitcode:
+            seen.unexpected.append(f"{child.name} of the clients ended with {child.exitcode}")
+        child.terminate()
+        child.join()
+
+
+def progress(seen: Seen, minute: int) -> str:
+    failed = sum(one.failure is not None for one in seen.honest)
+    return (
+        f"  minute {minute}: {len(seen.honest):,} honest ({failed} failed), "
+        f"{seen.hostile.total():,} hostile, {seen.memory_mib[-1][1]:.1f} MiB"
     )
-    for _ in range(started):
-        with contextlib.suppress(Empty):
-            seen.counts += told.get(timeout=10)
-    async with aiohttp.ClientSession(server.url) as session, asyncio.timeout(60):
-        while await usage(session) != (0, 0, 0.0):
-            await asyncio.sleep(0.1)
 
 
-def table(seen: Seen) -> list[str]:
-    """Markdown: honest latencies in both kinds of phases, and what became of the rest."""
-    lines = [
-        "| honest streams | undisturbed | hostile clients beside | times |",
-        "|---|---:|---:|---:|",
-    ]
-    for title, values in (("TTFT", seen.ttft_s), ("ITL", seen.itl_s), ("E2E", seen.e2e_s)):
+def run(executor: str, minutes: float, cycle_s: float, alone_s: float, per_s: float) -> Seen:
+    """One executor's hour."""
+    server = Server(EXECUTORS[executor])
+    start_s = time.monotonic() + 3.0  # the clients' processes start meanwhile
+    seen = Seen(Plan(start_s, start_s + 60 * minutes, cycle_s, alone_s))
+    try:
+        longest = asyncio.run(context_tokens(server.url))
+        watch(server, seen.plan, per_s, longest, seen)
+        if server.is_running():
+            try:
+                asyncio.run(until_idle(server.url))
+                seen.is_idle = True
+            except TimeoutError:
+                pass
+        seen.lines_between = len(server.said().splitlines()) - server.lines_at_start
+    finally:
+        seen.exit_code, seen.closing = server.stop(signal.SIGTERM)
+    seen.tracebacks = server.said().count("Traceback")
+    for one in seen.honest:
+        if one.failure is not None:
+            print(f"honest request failed: {one.failure}", file=sys.stderr)
+    for text in seen.unexpected:
+        print(f"unexpected: {text}", file=sys.stderr)
+    if seen.tracebacks or seen.exit_code:
+        print(server.said(), file=sys.stderr)
+    seen.honest = [one for one in seen.honest if one.due_s < seen.until_s]
+    return seen
+
+
+async def context_tokens(url: str) -> int:
+    """The longest request and answer that the server says it takes."""
+    async with aiohttp.ClientSession(url) as session, session.get("/v1/models") as response:
+        return int((await response.json())["data"][0]["max_model_len"])
+
+
+def percentiles(seen: Seen) -> dict[str, list[float]]:
+    """Seconds of each latency, undisturbed and with the hostile clients beside."""
+    latencies: dict[str, Callable[[Honest], Sequence[float]]] = {
+        "TTFT": lambda one: [one.ttft_s],
+        "ITL": lambda one: one.itl_s,
+        "E2E": lambda one: [one.end_s - one.due_s],
+    }
+    found = {}
+    for name, of in latencies.items():
+        values = [[s for one in seen.of(kind) for s in of(one)] or [np.nan] for kind in PHASES]
         for q in (50, 99):
-            quiet, beside = (1e3 * np.percentile(values[name], q) for name in ("quiet", "hostile"))
-            lines.append(
-                f"| {title} p{q}, ms | {quiet:.1f} | {beside:.1f} | {beside / quiet:.2f} |"
-            )
-    sizes = [len(seen.e2e_s[name]) for name in ("quiet", "hostile")]
-    lines.append(f"| requests | {sizes[0]:,} | {sizes[1]:,} | |")
-    cpu = [seen.cpu_s[name] / max(1, seen.cpu_s[f"{name}, of"]) for name in ("quiet", "hostile")]
-    lines.append(f"| the server's share of a core | {cpu[0]:.0%} | {cpu[1]:.0%} | |")
-    lines += ["", "| | |", "|---|---:|"]
-    lines += [f"| {kind} | {count:,} |" for kind, count in sorted(seen.counts.items())]
-    tenth = next(mib for at_s, mib in seen.memory_mib if at_s >= seen.memory_mib[-1][0] / 10)
-    lines += [f"| resident memory at a tenth, MiB | {tenth:.1f} |"]
-    lines += [
-        f"| resident memory, the most after it, MiB | {max(m for _, m in seen.memory_mib):.1f} |"
+            found[f"{name} p{q}"] = [float(np.percentile(each, q)) for each in values]
+    return found
+
+
+def failures(seen: Seen) -> list[str]:
+    """What the hour should have shown and did not."""
+    ratios = {
+        name: beside / alone
+        for name, (alone, beside) in percentiles(seen).items()
+        if name.endswith("p99")
+    }
+    failed = sum(one.failure is not None for one in seen.honest)
+    checks = [
+        *((r <= MOST_RATIO, f"honest {n} is {r:.2f} x the undisturbed") for n, r in ratios.items()),
+        (not failed, f"{failed} honest requests failed"),
+        (not seen.unexpected, f"{len(seen.unexpected)} unexpected answers to hostile clients"),
+        (
+            seen.growth_mib() <= MOST_GROWTH_FRAC * seen.resident_mib(0.1),
+            f"memory grew by {seen.growth_mib():.1f} MiB",
+        ),
+        (seen.is_idle, "requests or KV blocks were held at the end"),
+        (seen.exit_code == 0, f"exit code {seen.exit_code}"),
+        (not seen.tracebacks, f"the server logged {seen.tracebacks} tracebacks"),
     ]
-    lines += [f"| resident memory at the end, MiB | {seen.memory_mib[-1][1]:.1f} |"]
-    lines += [f"| exit code, audit of the books included | {seen.exit_code} |"]
-    return [*lines, f"| the server's last line | {seen.closing} |"]
+    return [text for is_met, text in checks if not is_met]
+
+
+def table(seen: Seen) -> str:
+    """Markdown."""
+    lines = [f"| | {ALONE} | {BESIDE} |", "|---|---:|---:|"]
+
+    def add(title: str, *cells: str) -> None:
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+
+    for name, (alone, beside) in percentiles(seen).items():
+        add(
+            f"honest {name}, ms",
+            f"{1e3 * alone:.1f}",
+            f"{1e3 * beside:.1f} ({beside / alone:.2f} x)",
+        )
+    each = [seen.of(kind) for kind in PHASES]
+    add("honest requests answered", *(f"{len(of):,}" for of in each))
+    add(
+        "of these first refused for want of room",
+        *(str(sum(o.refused > 0 for o in of)) for of in each),
+    )
+    lags = [np.percentile([one.sent_s for one in of] or [np.nan], 99) for of in each]
+    add("sent after they were due, p99, ms", *(f"{1e3 * lag:.1f}" for lag in lags))
+    failed = [one for one in seen.honest if one.failure is not None]
+    kinds = [seen.plan.kind(one.due_s, one.end_s) for one in failed]
+    add("honest requests failed", *(str(kinds.count(kind)) for kind in PHASES))
+    for who in ("server", "honest", "hostile", "machine"):
+        title = "all of the machine" if who == "machine" else f"{who} process"
+        spent = [60 * s[who] / s["wall"] if s["wall"] else np.nan for s in seen.cpu_s.values()]
+        add(f"CPU s a minute, {title}", *(f"{cpu_s:.1f}" for cpu_s in spent))
+    tenth, end = (seen.resident_mib(at) for at in (0.1, 1.0))
+    most = max((mib for _, mib in seen.memory_mib), default=np.nan)
+    lines += ["", "| the server | |", "|---|---:|"]
+    add("resident MiB at a tenth", f"{tenth:.1f}")
+    add("resident MiB at the end", f"{end:.1f} ({end - tenth:+.1f})")
+    add("resident MiB at most", f"{most:.1f}")
+    add("idle, no KV block held, at the end", "yes" if seen.is_idle else "no")
+    add("lines logged between start and end", str(seen.lines_between))
+    add("exit code at SIGTERM, audit of the books included", str(seen.exit_code))
+    add("last line", seen.closing)
+    lines += ["", "| hostile clients | |", "|---|---:|"]
+    for kind, count in sorted(seen.hostile.items()):
+        add(kind, f"{count:,}")
+    for kind, held_s in sorted(seen.held_s.items()):
+        add(f"{kind}: held open at most, s", f"{held_s:.0f}")
+    add("unexpected answers", str(len(seen.unexpected)))
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--engine", choices=list(ENGINES), default="simulated")
-    parser.add_argument("--plain", action="store_true", help="without the options of fairness")
-    parser.add_argument("--out", type=Path, help="Markdown file.")
+    parser.add_argument("--cycle-minutes", type=float, default=10.0, help="Of both phases.")
+    parser.add_argument("--alone-minutes", type=float, default=2.0, help="Without hostile ones.")
+    parser.add_argument("--honest-per-s", type=float, default=1.0)
+    parser.add_argument("--executor", action="append", choices=list(EXECUTORS))
+    parser.add_argument("--out", type=Path, default=None, help="Markdown file.")
     options = parser.parse_args()
-    fair = () if options.plain else (*FAIR, *CHUNKS)
-    server, seen = Server([*ENGINES[options.engine], *LIMITS, *fair]), Seen()
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(run(server, options.minutes, seen))
-    finally:
-        seen.exit_code, seen.closing = server.stop()
-    flags = " ".join([*ENGINES[options.engine], *LIMITS, *fair])
-    text = "\n".join(
-        [
-            f"# {options.minutes:g} minutes of `serve` with hostile clients",
-            "",
-            (__doc__ or "").partition("\n\n")[2].partition("    python")[0].strip(),
-            "",
-            f"{datetime.now(UTC):%Y-%m-%d}; {platform.machine()}, {os.cpu_count()} cores, load at "
-            f"the end {os.getloadavg()[0]:.1f}, Python {platform.python_version()}. "
-            f"{HONEST_PER_S:g} honest request a second of {HONEST_IN} tokens in and {HONEST_OUT} "
-            f"out. Hostile: a burst of {BURST} every {BURST_EVERY_S:g} s, {RANDOM_PER_S:g} random "
-            f"calls a second, a body of {LARGE_BYTES // 2**20} MiB every {LARGE_EVERY_S:g} s, "
-            f"{SLOW} requests byte by byte, {IDLE} idle connections. `serve {flags}`.",
-            "",
-            *table(seen),
-            "",
-            "Printed by `benchmarks/serve_hour.py`.",
-        ]
+    if not 0 < options.alone_minutes < options.cycle_minutes <= options.minutes:
+        parser.error("--alone-minutes must be below --cycle-minutes, and those at most --minutes")
+    parts, problems = [], []
+    for executor in options.executor or ["simulated"]:
+        print(executor, file=sys.stderr, flush=True)
+        seen = run(
+            executor,
+            options.minutes,
+            60 * options.cycle_minutes,
+            60 * options.alone_minutes,
+            options.honest_per_s,
+        )
+        found = failures(seen)
+        problems += [f"{executor}: {text}" for text in found]
+        minutes = (seen.until_s - seen.plan.start_s) / 60
+        verdict = "; ".join(found) or "all bars are met"
+        parts.append(
+            f"## `serve {' '.join(EXECUTORS[executor])}`\n\n{minutes:.0f} minutes: {verdict}.\n\n"
+            f"{table(seen)}\n"
+        )
+        if seen.interrupted:
+            break
+    about = (__doc__ or "").split("\n\n")
+    text = (
+        f"# {options.minutes:g} minutes of `serve` with hostile clients, in real time\n\n"
+        f"{about[2].strip()}\n\n"
+        f"{datetime.now(UTC):%Y-%m-%d}; {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}. {options.honest_per_s:g} honest requests a second of "
+        f"{HONEST_IN} tokens in and {HONEST_OUT} out. Of each {options.cycle_minutes:g} minutes "
+        f"{options.alone_minutes:g} are undisturbed. Hostile clients: {RATES}.\n\n"
+        + "\n".join(parts)
+        + "\nPrinted by `benchmarks/serve_hour.py`.\n"
     )
-    print(f"\n{text}")
+    print(text)
     if options.out is not None:
-        options.out.write_text(text + "\n", encoding="utf-8")
-    if seen.exit_code:
-        sys.exit(1)
+        options.out.write_text(text, encoding="utf-8")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    sys.exit(bool(problems))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,7 @@ import asyncio
 import os
 import platform
 import random
-import re
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -44,6 +40,7 @@ from benchmarks.support.random_calls import (  # noqa: E402
     is_overloaded,
     random_call,
 )
+from benchmarks.support.served import Server, cut_short, until_idle  # noqa: E402
 
 CLIENTS = 32
 LIMIT_S = 120.0  # no answer for so long is a hang
@@ -74,44 +71,6 @@ class Outcome:
     exit_code: int | None = None
 
 
-class Server:
-    """`lmi-bench serve` in a process of its own, on a free port."""
-
-    def __init__(self, flags: Sequence[str]) -> None:
-        self._said = tempfile.TemporaryFile("w+")  # a full pipe would hold the server up
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "lmi_bench", "serve", "--port", "0", *flags],
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-            cwd=ROOT,
-        )
-        assert self._process.stdout is not None
-        found = re.search(r"serving (\S+) at (http://\S+)", self._process.stdout.readline())
-        if found is None:
-            self._process.wait()
-            self._said.seek(0)
-            sys.exit(f"the server did not start: {self._said.read()}")
-        self.model, self.url = found.groups()
-
-    def memory_bytes(self) -> int:
-        """Resident memory."""
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    def cpu_s(self) -> float:
-        """Processor time so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def stop(self) -> tuple[int, str]:
-        """Ctrl-C; the exit code and the last line of what it said."""
-        self._process.send_signal(signal.SIGINT)
-        self._process.wait(timeout=60)
-        self._said.seek(0)
-        return self._process.returncode, self._said.read().strip().splitlines()[-1]
-
-
 async def send(client: aiohttp.ClientSession, call: Call, counts: Counter[str]) -> str:
     """What became of a call; one that is refused for want of room is sent again."""
     while True:
@@ -123,17 +82,6 @@ async def send(client: aiohttp.ClientSession, call: Call, counts: Counter[str]) 
             return "answered" if is_answered(response.status, body) else "refused"
         counts["of these first refused for want of room"] += 1
         await asyncio.sleep(0.1)
-
-
-async def cut_short(url: str, call: Call) -> None:
-    """Part of a request's bytes, then a closed connection."""
-    host, port = url.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST {call.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(call.body) + 1}\r\n\r\n"
-    writer.write(head.encode() + call.body)
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
 
 
 async def drive(server: Server, num_requests: int, seed: int, outcome: Outcome) -> None:
@@ -167,24 +115,12 @@ async def drive(server: Server, num_requests: int, seed: int, outcome: Outcome) 
         start_s = time.perf_counter()
         await asyncio.gather(*(client(session, work) for _ in range(CLIENTS)))
         outcome.seconds = time.perf_counter() - start_s
-        async with asyncio.timeout(30):
-            while await usage(session) != (0, 0, 0.0):
-                await asyncio.sleep(0.1)
+    await until_idle(server.url)
 
 
 def ended(counts: Counter[str]) -> int:
     """Requests that came to their end in one way or another."""
     return counts.total() - counts["of these first refused for want of room"]
-
-
-async def usage(session: aiohttp.ClientSession) -> tuple[float, float, float]:
-    """Running and waiting requests, and the used share of the blocks, as /metrics says."""
-    async with session.get("/metrics") as response:
-        text = await response.text()
-    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    found = [re.search(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE) for name in names]
-    running, waiting, used = (float(match[1]) for match in found if match is not None)
-    return running, waiting, used
 
 
 def soak(flags: Sequence[str], num_requests: int, seed: int) -> Outcome:
