@@ -41,6 +41,7 @@ LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 25 * MIB  # SageMaker's limit for a container
 SHUTDOWN_TIMEOUT_S = 15.0  # SageMaker kills a container 30 s after its SIGTERM
 REQUEST_TIMEOUT_S = 30.0  # of a connection's first request line and headers, and of each body
+KEEP_ALIVE_S = 75.0  # from an answer to the next request's headers; load balancers close after 60
 BACKLOG = 4096  # a load test connects all at once; the kernel caps it at somaxconn
 _REST_S = 0.005  # in which requests that came meanwhile are answered
 _LAST_PORT = 65_535
@@ -180,6 +181,7 @@ async def listening(
         app,
         access_log=None,
         handler_cancellation=True,
+        keepalive_timeout=KEEP_ALIVE_S,
         shutdown_timeout=shutdown_timeout_s / 2,  # aiohttp waits twice this long for a handler
         handle_signals=False,
         logger=LOGGER,

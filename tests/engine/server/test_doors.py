@@ -70,10 +70,13 @@ def test_a_load_balancer_needs_no_key(serve_toy):
         (b"POST /invocations HTTP/1.1\r\nHost: a\r\n", b""),
         (b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{", b"408"),
         (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{", b"408"),
+        (b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n", b"200"),
+        (b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\nPOST /invocations HTTP/1.1\r\nHo", b"200"),
     ],
 )
 def test_a_request_that_does_not_come_is_not_waited_for(serve_toy, monkeypatch, data, answer):
     monkeypatch.setattr(server_app, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_app, "KEEP_ALIVE_S", 0.2)
 
     async def main():
         async with serve_toy() as server:
