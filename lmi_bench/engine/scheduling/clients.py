@@ -79,8 +79,8 @@ class Clients:
             return None
         shares = dict[str | None, int]()
         for client, tokens in sorted(wanted.items(), key=itemgetter(1)):
-            each = (limit - sum(shares.values())) // (len(wanted) - len(shares))
-            shares[client] = min(tokens, each)
+            left = limit - sum(shares.values())
+            shares[client] = min(tokens, math.ceil(left / (len(wanted) - len(shares))))
         return shares
 
     def put(self, seq: Sequence) -> None:

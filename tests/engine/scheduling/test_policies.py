@@ -321,6 +321,26 @@ def test_a_short_prompt_does_not_wait_for_the_chunks_of_another_clients_long_one
     assert chunks() == {1: 98, 6: 30}
 
 
+def test_with_more_clients_than_prompt_tokens_the_shortest_prompts_go_on():
+    """Twelve clients and eight tokens a step: no step is empty, and the shortest ends first."""
+    config = SchedulerConfig(
+        num_blocks=64,
+        max_rolling_batch_size=12,
+        chunked_prefill=True,
+        max_rolling_batch_prefill_tokens=8,
+        client_share=0.5,
+    )
+    drive = Drive(Scheduler(config))
+    for number in range(12):
+        sampling = SamplingParams(max_new_tokens=1)
+        drive.scheduler.add(number, [1] * (20 + number), sampling, 0.0, str(number))
+    for _ in range(sum(20 + number for number in range(12)) // 8):
+        batch = drive.scheduler.plan(0.0)
+        assert sum(len(entry.token_ids) for entry in batch.entries) == 8
+        drive.commit(batch)
+    assert list(drive.reasons)[:3] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_client_has_more_than_its_share_whatever_ends_when(seed):
     """Random requests of three clients, a third cancelled, with a cache that preempts some."""
