@@ -19,7 +19,7 @@ from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
 from lmi_bench.engine.torch_backend.quantization.linear import (
     Emulated,
     Grouped4BitByKernel,
-    Int8WeightOnly,
+    ScaledRows,
     W8A8ByOneDnn,
 )
 from lmi_bench.engine.torch_backend.quantization.rounding import (
@@ -179,7 +179,7 @@ def test_unrounded_activations_lose_nothing_where_no_kernel_rounds_them():
     weight = round_int8(random_weight(5))
     x = torch.randn(7, 256, generator=torch.Generator().manual_seed(3))
     exact = x.double() @ weight.floats().double().t()
-    plain = Int8WeightOnly(weight, None)(x)
+    plain = ScaledRows(weight, None)(x)
     torch.testing.assert_close(plain.double(), exact, rtol=1e-4, atol=1e-5)
 
 

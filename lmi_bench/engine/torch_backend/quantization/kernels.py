@@ -29,7 +29,7 @@ Make = Callable[..., QuantizedLinear]
 value."""
 
 _ON_ANY_DEVICE: Final[Mapping[Scheme, Make]] = {
-    Scheme.INT8: linear.Int8WeightOnly,
+    Scheme.INT8: linear.ScaledRows,
     Scheme.SMOOTHQUANT: linear.Emulated,
     Scheme.AWQ_INT4: linear.GroupedLinear,
     Scheme.AWQ_INT3: linear.GroupedLinear,
@@ -86,7 +86,7 @@ def _on_cpu(scheme: Scheme, precision: Precision) -> Kernels | None:
     if scheme not in (Scheme.INT8, Scheme.AWQ_INT4) or precision.stored != torch.bfloat16:
         return None
     kernel_rows = _KERNEL_ROWS[scheme.bits][precision.compute == torch.bfloat16]
-    form: Make = linear.Int8WeightOnly if scheme is Scheme.INT8 else linear.Grouped4BitByKernel
+    form: Make = linear.ScaledRows if scheme is Scheme.INT8 else linear.Grouped4BitByKernel
     form = partial(form, kernel_rows=kernel_rows)
     for count in (4, kernel_rows + 1):  # by the kernel, and unpacked from its layout
         rows = _probe_rows(count).to(precision.compute)

@@ -77,7 +77,7 @@ _ZERO_POINT: Final = 128  # the kernel needs unsigned activations; signed ones a
 _SMALLEST: Final = 1e-30
 
 
-class Int8WeightOnly(UnpackedLinear):
+class ScaledRows(UnpackedLinear):
     """Weights with one scale per output, which is applied to the result: fewer multiplications.
     Activations are not rounded. Few rows of int8 use torch's own bfloat16 kernel where it is
     faster."""
@@ -146,7 +146,7 @@ class W8A8ByOneDnn(QuantizedLinear):
         return y.mul_(unit).to(x.dtype)
 
 
-class Emulated(Int8WeightOnly):
+class Emulated(ScaledRows):
     """Rounded weights and activations without a kernel: multiplied as float32."""
 
     def __init__(
