@@ -295,7 +295,7 @@ def test_a_short_prompt_does_not_wait_for_the_chunks_of_another_clients_long_one
         max_rolling_batch_prefill_tokens=128,
         client_share=0.5,
     )
-    drive, clients = Drive(Scheduler(config)), "aabcaab"
+    drive, clients = Drive(Scheduler(config)), "aabcbbbaaab"
 
     def add(number, tokens):
         sampling = SamplingParams(max_new_tokens=1)
@@ -315,10 +315,33 @@ def test_a_short_prompt_does_not_wait_for_the_chunks_of_another_clients_long_one
     assert chunks() == {0: 64, 3: 64}
     assert chunks() == {0: 20, 1: 72, 3: 36}
     assert chunks() == {1: 128}
-    add(4, 500)
-    add(5, 500)
-    add(6, 30)  # behind two of a's that wait
-    assert chunks() == {1: 98, 6: 30}
+    assert chunks() == {1: 100}
+    for number in (4, 5, 6):
+        add(number, 10)
+    assert chunks() == {4: 10, 5: 10, 6: 10}
+    for number in (7, 8, 9):
+        add(number, 300)
+    assert chunks() == {7: 128}
+    add(10, 30)
+    assert [seq.seq_id for seq in drive.scheduler._waiting] == [8, 10, 9]  # in turn
+    assert chunks() == {7: 98, 10: 30}
+
+
+def test_no_prompt_tokens_are_kept_for_a_client_without_a_slot():
+    config = SchedulerConfig(
+        num_blocks=64,
+        max_rolling_batch_size=1,
+        chunked_prefill=True,
+        max_rolling_batch_prefill_tokens=128,
+        client_share=0.5,
+    )
+    drive = Drive(Scheduler(config))
+    for number in range(2):
+        drive.scheduler.add(number, [1] * 300, SamplingParams(max_new_tokens=1), 0.0, str(number))
+    for _ in range(2):
+        batch = drive.scheduler.plan(0.0)
+        assert [(entry.seq_id, len(entry.token_ids)) for entry in batch.entries] == [(0, 128)]
+        drive.commit(batch)
 
 
 def test_with_more_clients_than_prompt_tokens_the_shortest_prompts_go_on():
