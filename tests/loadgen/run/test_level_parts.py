@@ -88,3 +88,10 @@ def test_a_stop_of_one_part_stops_the_level():
         LevelPart((), ReceiveSignals(), LoopWatch(), "timeout"),
     ]
     assert merge_parts(SPEC, 1, parts, max_error_share=None).stopped_by == "timeout"
+
+
+@pytest.mark.parametrize("verdict", ["decided", "known"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_failure_is_told_before_a_verdict_that_another_worker_reached(verdict, order):
+    parts = [LevelPart((), ReceiveSignals(), LoopWatch(), why) for why in (verdict, "timeout")]
+    assert merge_parts(SPEC, 1, parts[::order], max_error_share=None).stopped_by == "timeout"
