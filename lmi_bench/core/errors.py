@@ -97,3 +97,12 @@ def timeout_message(timeout_s: float, num_tokens: int) -> str:
     if not num_tokens:
         return f"no first token within {timeout_s:g} s"
     return f"no complete answer within {timeout_s:g} s, {num_tokens} tokens came"
+
+
+def drop_frames(exc: BaseException) -> None:
+    """Let go of what an exception was raised in. Where one of its frames holds it, or what the
+    frames hold does, all of that would wait for a garbage collection, which a server makes rare."""
+    each: BaseException | None = exc
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__

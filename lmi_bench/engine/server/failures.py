@@ -25,7 +25,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from lmi_bench.core.errors import EngineError, InputError, OverloadedError
+from lmi_bench.core.errors import EngineError, InputError, OverloadedError, drop_frames
 from lmi_bench.models.hf_config import read_table
 
 LOGGER = logging.getLogger(__name__)
@@ -79,38 +79,43 @@ def failure_middleware(model_name: str) -> Middleware:
 
     @web.middleware
     async def answer_failure(request: web.Request, handler: Handler) -> web.StreamResponse:
-        found: Exception
         try:
             return await handler(request)
-        except (*FAILURES, RefusedError) as exc:
-            found = exc
-        except web.HTTPRequestEntityTooLarge as exc:
-            found = RefusedError(413, f"the body is too large: {exc.text}", keeps_open=True)
-        except web.RequestPayloadError as exc:
-            found = RefusedError(400, unreadable(exc))
-        except web.HTTPNotFound:
-            found = RefusedError(404, f"no such path: {request.path}", keeps_open=True)
-        except web.HTTPMethodNotAllowed as exc:
-            accepted = ", ".join(exc.allowed_methods)
-            found = RefusedError(405, f"{request.path} accepts {accepted}", keeps_open=True)
-        except (web.HTTPException, ConnectionError):
-            raise
         except Exception as exc:
-            if request.writer.output_size:  # too late for a status: the connection ends
-                raise
-            message = "internal error: a fault of the server, which its log names"
-            found = RefusedError(500, message, keeps_open=True)
-            place = traceback.extract_tb(exc.__traceback__)[-1]
-            kind = f"{type(exc).__name__} at {place.filename}:{place.lineno}"
-            if kind not in logged:
-                logged.add(kind)
-                LOGGER.error("a fault of the server: %s", kind, exc_info=exc)
-        try:
+            found = _refusal(exc, request.path)
+            if found is None:
+                is_aiohttps = isinstance(exc, web.HTTPException | ConnectionError)
+                if is_aiohttps or request.writer.output_size:  # too late for a status
+                    raise
+                message = "internal error: a fault of the server, which its log names"
+                found = RefusedError(500, message, keeps_open=True)
+                place = traceback.extract_tb(exc.__traceback__)[-1]
+                kind = f"{type(exc).__name__} at {place.filename}:{place.lineno}"
+                if kind not in logged:
+                    logged.add(kind)
+                    LOGGER.error("a fault of the server: %s", kind, exc_info=exc)
+            drop_frames(exc)
             return _response(request.path, found, model_name)
-        finally:
-            del found  # else its frames, which hold the body, would wait for a garbage collection
 
     return answer_failure
+
+
+def _refusal(exc: Exception, path: str) -> Exception | None:
+    """The failure to answer an exception with; None: no request should raise it, or aiohttp
+    answers."""
+    match exc:
+        case InputError() | OverloadedError() | EngineError() | RefusedError():
+            return exc
+        case web.HTTPRequestEntityTooLarge():
+            return RefusedError(413, f"the body is too large: {exc.text}", keeps_open=True)
+        case web.RequestPayloadError():
+            return RefusedError(400, unreadable(exc))
+        case web.HTTPNotFound():
+            return RefusedError(404, f"no such path: {path}", keeps_open=True)
+        case web.HTTPMethodNotAllowed():
+            accepted = ", ".join(exc.allowed_methods)
+            return RefusedError(405, f"{path} accepts {accepted}", keeps_open=True)
+    return None
 
 
 def without_expectations(handle: Handle) -> Handle:

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, drop_frames
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 from lmi_bench.models.hf_config import read_table
@@ -74,6 +74,8 @@ class Fields(BaseModel):
         name = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in error["loc"])
         name = name.removeprefix(".").removeprefix("parameters.")
         facts = error.get("ctx", {})
+        if "error" in facts:  # a validator's, whose frames end in this one
+            drop_frames(facts["error"])
         must = _MUST.get(error["type"], error["msg"]).format(**facts)
         got = (
             f"{facts['actual_length']} entries"

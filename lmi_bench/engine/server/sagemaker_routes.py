@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, drop_frames
 from lmi_bench.engine.server import failures
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
@@ -204,6 +204,7 @@ class SageMakerRoutes:
         try:
             return await handler(request)
         except failures.FAILURES as exc:
+            drop_frames(exc)
             status, error = failures.failure(protocol, exc, self.lmi.state.model_name)
             return _model_error(status, orjson.dumps(error))
         finally:

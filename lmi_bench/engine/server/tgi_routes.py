@@ -16,6 +16,7 @@ import orjson
 from aiohttp import web
 
 from lmi_bench import __version__
+from lmi_bench.core.errors import drop_frames
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt
@@ -232,6 +233,7 @@ class TgiRoutes:
                 prompt = await self._prompt(body, "stream", logprobs=True)
                 answers.append(self._state.submit(prompt))
             except FAILURES as exc:
+                drop_frames(exc)
                 reply.refusal = reply.failure(exc)
             return await streaming.send_stream(
                 self._state,

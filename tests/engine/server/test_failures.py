@@ -8,6 +8,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from aiohttp import web
 
 from lmi_bench.core.errors import CapacityError
 from lmi_bench.engine.server.codec import PlainTokenizer
@@ -537,3 +538,43 @@ def test_nothing_of_a_refused_prompt_waits_for_a_garbage_collection(serve_toy, p
     status, left = asyncio.run(main())
     assert status in (200, 400, 413, 422, 424)
     assert left is None
+
+
+TOO_LONG = "a " * 9000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "expected"),
+    [
+        ("POST", "/v1/nowhere", {}, 404),
+        ("PUT", "/invocations", {}, 405),
+        ("POST", "/v1/completions", [], 400),
+        ("POST", "/v1/completions", {"prompt": TOO_LONG}, 400),
+        ("POST", "/v1/completions", {"prompt": "a", "n": 1000}, 400),
+        ("POST", "/v1/chat/completions", {"messages": [], "tools": [{"type": "x"}]}, 400),
+        ("POST", "/invocations", {"inputs": 1}, 400),
+        ("POST", "/endpoints/any/invocations", {"inputs": 1}, 424),
+        ("POST", "/endpoints/any/invocations-response-stream", {"inputs": TOO_LONG}, 424),
+        ("POST", "/generate", {"inputs": "a", "parameters": {"stop": ["x"] * 99}}, 422),
+        ("POST", "/generate_stream", {"inputs": TOO_LONG}, 200),
+    ],
+)
+def test_no_refused_request_waits_for_a_garbage_collection(serve_toy, method, path, body, expected):
+    async def main():
+        async with serve_toy() as server:
+            gc.collect()
+            gc.disable()
+            try:
+                async with server.client.request(method, path, json=body) as response:
+                    await response.read()
+                async with server.client.get("/ping") as later:  # the handler has gone on
+                    await later.read()
+                objects = gc.get_objects()
+                requests = [each for each in objects if isinstance(each, web.BaseRequest)]
+                return response.status, [each for each in requests if each.path == path]
+            finally:
+                gc.enable()
+
+    status, left = asyncio.run(main())
+    assert status == expected
+    assert left == []
