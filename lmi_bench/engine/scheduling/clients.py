@@ -11,6 +11,7 @@ ones.
 import math
 from bisect import insort
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -61,19 +62,19 @@ class Clients:
             self.put(seq)
 
     def prompt_shares(
-        self, begun: list[Sequence], limit: int, *, joins: bool
+        self, begun: list[Sequence], limit: int, may_join: Callable[[Sequence], bool]
     ) -> dict[str | None, int] | None:
         """Prompt tokens that each client may have of a step's `limit`: equal shares, and what one
         does not need goes to the others. None if there is room for all.
 
-        begun  sequences whose prompts are being computed
-        joins  whether one more may be: of the client that has waited longest without any
+        begun     sequences whose prompts are being computed
+        may_join  whether one more, of the client that has waited longest without any, may be
         """
         wanted = Counter[str | None]()
         for seq in begun:
             wanted[seq.client] += seq.tokens_to_fill - seq.num_computed
         new = next((seq for seq in self.queue if seq.client not in wanted), None)
-        if new is not None and joins:
+        if new is not None and may_join(new):
             wanted[new.client] = new.tokens_to_fill
         if wanted.total() <= limit:
             return None

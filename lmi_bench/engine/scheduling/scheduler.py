@@ -306,6 +306,11 @@ class Scheduler:
             seq = next((each for each in self._waiting if shares.get(each.client)), None)
         return seq if seq is not None and self._residents.has_room_for(seq) else None
 
+    def _may_begin(self, seq: Sequence) -> bool:
+        """Whether a slot and enough blocks are free for a waiting sequence now."""
+        has_slot = self.num_running < self._max_running and self._may_join()
+        return has_slot and self._residents.has_room_for(seq)
+
     def _may_join(self) -> bool:
         """Whether waiting requests may be admitted beside the running ones now."""
         least = self._join.least_joiners(self.num_running)
@@ -355,8 +360,7 @@ class Scheduler:
         rows = pairs = context = 0
         shares: dict[str | None, int] | None = None
         if self._deals_prompts:
-            joins = self.num_running < self._max_running and self._may_join()
-            shares = self._clients.prompt_shares(self._residents.filling(), limit, joins=joins)
+            shares = self._clients.prompt_shares(self._residents.filling(), limit, self._may_begin)
         for seq in self._filling(shares):
             left = seq.tokens_to_fill - seq.num_computed
             if left > budget and not (self._mixes_prefill or seq.tokens_to_fill > limit):
