@@ -16,6 +16,7 @@ from benchmarks.support.random_calls import (
     is_overloaded,
     random_call,
 )
+from benchmarks.support.served import cut_short
 from lmi_bench.engine.simulated import SimulatedExecutor
 
 NUM_REQUESTS = 240
@@ -26,17 +27,6 @@ LIMIT_S = 120  # a busy machine may take its time; a lost request takes for ever
 class ShortStep:
     def step_time_s(self, shape):
         return 0.0002
-
-
-async def cut_short(server, call):
-    """Part of a request's bytes, then nothing more."""
-    host, port = server.url.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST {call.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(call.body) + 1}\r\n\r\n"
-    writer.write(head.encode() + call.body)
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +65,7 @@ def test_random_requests_are_all_answered_or_refused_and_leave_nothing(serve_toy
     async def client(server, work):
         for call in work:
             if call.cut:
-                await cut_short(server, call)
+                await cut_short(server.url, call)
                 outcomes["cut short"] += 1
                 continue
             try:
