@@ -17,7 +17,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
     write_text(pipe, "page")
-    reader.join(10)
+    reader.join(120)
     assert read == ["page"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 

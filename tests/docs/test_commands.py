@@ -165,7 +165,7 @@ def test_the_deployment_guide_creates_and_removes_what_it_says(server, folder, m
 
 def follow(page, server, folder):
     """Lines that are changed on purpose are written anew with LMI_BENCH_GOLDEN=write."""
-    text, code, differing = page.read_text("utf-8"), 0, {}
+    text, code, busy, differing = page.read_text("utf-8"), 0, False, {}
     files = {"gateway.jsonl": SCENARIOS[-1].files["log.jsonl"]} | titled_files(text)
     for name, content in files.items():
         (folder / name).write_text(content, "utf-8")
@@ -179,8 +179,10 @@ def follow(page, server, folder):
             assert code == 0, f"{step.line}\n{said}"
         else:
             said, code = run(*(word.replace(URL, server) for word in step.words))
-            assert code in (0, 99), f"{step.line}\n{said}"
-        if not (step.varies and "is invalid: client" in said):  # then the machine was too busy
+            busy |= step.varies and "is invalid: client" in said
+            nothing_valid = busy and "no valid level in common" in said
+            assert code in (0, 99) or nothing_valid, f"{step.line}\n{said}"
+        if not (step.varies and busy):  # then this machine measured something else
             differing |= differences(step, said.replace(server, URL))
     if os.environ.get("LMI_BENCH_GOLDEN") == "write":
         for shown, printed in differing.items():

@@ -103,7 +103,7 @@ class Server:
     def stop(self) -> tuple[int, str]:
         """Ctrl-C, and what was said on the way out."""
         self.process.send_signal(signal.SIGINT)
-        _, stderr = self.process.communicate(timeout=60)
+        _, stderr = self.process.communicate(timeout=120)
         return self.process.returncode, stderr
 
 

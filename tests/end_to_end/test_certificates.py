@@ -74,7 +74,7 @@ def over_tls(url, pem):
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    assert started.wait(60)
+    assert started.wait(120)
     port, loop, stop = where
     try:
         yield f"https://localhost:{port}"

@@ -140,11 +140,11 @@ def test_workers_dial_in_with_the_numbers_of_their_job(tmp_path):
         sweep = _start("sweep", url, *SMALL, *hosts, "--out", run, LMI_BENCH_SECRET=SECRET)
         at = ("worker", "--connect", _address(sweep))
         stranger = _start(*at, LMI_BENCH_SECRET="another secret, as long")
-        said = stranger.communicate(timeout=60)[1]
+        said = stranger.communicate(timeout=120)[1]
         known = {"LMI_BENCH_SECRET": SECRET}
         workers = [_start(*at, JOB_COMPLETION_INDEX=str(n), **known) for n in (1, 0)]
         _, heard = sweep.communicate(timeout=120)
-        ends = [worker.communicate(timeout=60)[1] for worker in workers]
+        ends = [worker.communicate(timeout=120)[1] for worker in workers]
     assert stranger.returncode == 2
     assert "set the same LMI_BENCH_SECRET on both sides" in said
     assert "a worker is refused: 127.0.0.1:" in heard
@@ -162,10 +162,10 @@ def test_a_number_that_is_not_awaited_is_refused(tmp_path):
         sweep = _start("sweep", url, *SMALL, *hosts, "--out", tmp_path / "run", **known)
         at = ("worker", "--connect", _address(sweep))
         second = _start(*at, JOB_COMPLETION_INDEX="2", **known)
-        assert second.wait(60) != 0
+        assert second.wait(120) != 0
         heard = next(line for line in sweep.stderr if "refused" in line)
         sweep.send_signal(signal.SIGINT)
-        sweep.communicate(timeout=60)
+        sweep.communicate(timeout=120)
     assert "no free place for number 2" in heard
     assert sweep.returncode == 130
     for each in (second, sweep):
@@ -190,10 +190,10 @@ def test_a_worker_may_come_before_the_sweep_and_a_port_belongs_to_one_sweep(tmp_
         while "waiting for 1 worker(s)" not in (line := sweep.stderr.readline()):
             assert line, "the sweep has ended"
         other = _start("sweep", url, *SMALL, *hosts, "--out", tmp_path / "other", **known)
-        said = other.communicate(timeout=60)[1]
+        said = other.communicate(timeout=120)[1]
         late = _start(*at, **known)
         heard = sweep.communicate(timeout=120)[1]
-        ends = [each.communicate(timeout=60)[1] for each in (early, late)]
+        ends = [each.communicate(timeout=120)[1] for each in (early, late)]
     assert f"error: --listen {address}: Address already in use" in said
     assert other.returncode == 2
     assert [each.returncode for each in (sweep, early, late)] == [0, 0, 0], (heard, ends)
@@ -207,7 +207,7 @@ def test_a_key_stays_on_each_host(tmp_path):
         hosts = ("--hosts", "join", "--listen", "127.0.0.1:0", "--api-key", key)
         sweep = _start("sweep", url, *SMALL, *hosts, "--out", tmp_path / "none", **known)
         worker = _start("worker", "--connect", _address(sweep), **known)
-        said = [each.communicate(timeout=60)[1] for each in (worker, sweep)]
+        said = [each.communicate(timeout=120)[1] for each in (worker, sweep)]
         assert [worker.returncode, sweep.returncode] == [2, 2], said
         for text in said:
             assert "the sweep's requests have the headers Authorization, which no message" in text
@@ -216,7 +216,7 @@ def test_a_key_stays_on_each_host(tmp_path):
         sweep = _start("sweep", url, *SMALL, *hosts, "--out", tmp_path / "run", **known)
         own = ("--connect", _address(sweep), "--api-key", key)
         worker = _start("worker", *own, **known)
-        said = [each.communicate(timeout=60)[1] for each in (worker, sweep)]
+        said = [each.communicate(timeout=120)[1] for each in (worker, sweep)]
         assert [worker.returncode, sweep.returncode] == [0, 0], said
         local = ("--hosts", "local", "--api-key", key)  # a worker at a pipe is given it
         lmi_bench("sweep", url, *SMALL, *local, "--out", tmp_path / "local")
@@ -287,7 +287,7 @@ def test_a_lost_worker_and_ctrl_c_leave_a_run_that_goes_on_and_no_process(tmp_pa
             sweep.send_signal(signal.SIGINT)
         else:
             os.kill(workers[0], signal.SIGKILL)
-        said = sweep.communicate(timeout=60)[1]
+        said = sweep.communicate(timeout=120)[1]
         assert sweep.returncode == (130 if end == "Ctrl-C" else 1), said
         if end != "Ctrl-C":
             assert re.search(r"error: worker \d \(local\) died \(exit code -9\)", said)
@@ -320,7 +320,7 @@ def test_the_commands_of_an_indexed_job_make_one_run(tmp_path):
         ]
         heard = sweep.communicate(timeout=120)[1]
         for pod in pods:
-            pod.communicate(timeout=60)
+            pod.communicate(timeout=120)
     assert [each.returncode for each in (sweep, *pods)] == [0, 0, 0], heard
     assert _level(run)["generator"]["workers"] == 2
     assert sorted(_numbers(run)) == list(range(16))

@@ -170,7 +170,7 @@ def test_an_end_in_the_middle_leaves_no_file_and_no_traceback(folder, end):
     else:
         os.write(ours, b"\x04")
     error = read_until(b"nothing was written")
-    assert process.wait(20) == 130
+    assert process.wait(120) == 130
     os.close(ours)
     assert b"Traceback" not in error
     assert not list(folder.iterdir())

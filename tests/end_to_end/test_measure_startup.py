@@ -127,7 +127,7 @@ def test_the_server_ends_however_the_sweep_ends(server, tmp_path, number, code):
     _wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 4)
     assert _left(pids)
     os.kill(sweep.pid, number)
-    assert sweep.wait(60) == code
+    assert sweep.wait(120) == code
     _wait_until(lambda: not _left(pids))
 
 

@@ -81,7 +81,7 @@ def test_the_simulated_server_answers_with_the_instance_s_timing(tmp_path):
 
 
 def test_the_server_says_where_it_listens_and_what_it_serves(server):
-    with urllib.request.urlopen(f"{server.url}/v1/models", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server.url}/v1/models", timeout=60) as answer:
         assert json.load(answer)["data"][0]["id"] == "demo-15m"
 
 

@@ -143,7 +143,7 @@ def test_ctrl_c_exits_130_and_leaves_a_resumable_run(tmp_path):
     levels = run / "levels.jsonl"
     wait_for(lambda: levels.exists() and len(levels.read_bytes().splitlines()) >= 1)
     sweep.send_signal(signal.SIGINT)
-    _, stderr = sweep.communicate(timeout=60)
+    _, stderr = sweep.communicate(timeout=120)
     assert sweep.returncode == 130
     assert "--resume" in stderr
     assert "Traceback" not in stderr

@@ -37,7 +37,7 @@ def interrupted(args, moment, by=signal.SIGINT, codes=INTERRUPTED) -> str:
         assert time.monotonic() < limit_s
         time.sleep(0.01)
     sweep.send_signal(by)
-    _, said = sweep.communicate(timeout=60)
+    _, said = sweep.communicate(timeout=120)
     assert sweep.returncode in codes
     assert "Traceback" not in said
     return said
@@ -176,7 +176,7 @@ def test_ctrl_c_in_a_destructor_is_not_lost():
         "        signal.raise_signal(signal.SIGINT)\n"
         "def app(arguments):\n"
         "    Last()\n"
-        "    assert threading.Event().wait(60)\n"
+        "    assert threading.Event().wait(120)\n"
         "lmi_bench.cli.main.app = app\n"
         "main()\n"
     )

@@ -147,4 +147,4 @@ def serving(limits):
             yield ask, notes
         finally:
             server.terminate()
-            notes.append(server.communicate(timeout=60)[1])
+            notes.append(server.communicate(timeout=120)[1])

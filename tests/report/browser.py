@@ -112,7 +112,7 @@ class Browser:
     def close(self):
         """End Chromium."""
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(120)
         os.close(self._in)
         os.close(self._out)
 

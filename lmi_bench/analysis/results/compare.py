@@ -124,8 +124,8 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
     common = sorted(set(left) & set(right))
     if not common:
         raise InputError(
-            f"{a.path} and {b.path} have no level in common: {_loads(left)} against "
-            f"{_loads(right)}; run both with the same loads"
+            f"{a.path} and {b.path} have no valid level in common: {_loads(left)} against "
+            f"{_loads(right)}; run both with the same loads, and invalid levels again"
         )
     return _sure_together(
         [each for key in common for each in _compare_level(key, left[key], right[key], seed=seed)]

@@ -173,7 +173,7 @@ def test_another_target_is_what_comparing_is_for():
 
 
 def test_runs_without_a_level_in_common_are_refused():
-    with pytest.raises(InputError, match="no level in common: 4 against 8"):
+    with pytest.raises(InputError, match="no valid level in common: 4 against 8"):
         compare_runs(run_of((4, records_of(0))), run_of((8, records_of(1))))
 
 

@@ -117,7 +117,7 @@ class Running:
 
     async def until(self, condition):
         """Wait for something that is bound to happen."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             while not condition():
                 await asyncio.sleep(0.002)
 
@@ -143,7 +143,7 @@ async def running(
             extend(app)
         async with (
             listening(app, port=0, shutdown_timeout_s=1) as where,
-            aiohttp.ClientSession(where.url, timeout=aiohttp.ClientTimeout(10)) as client,
+            aiohttp.ClientSession(where.url, timeout=aiohttp.ClientTimeout(300)) as client,
         ):
             yield Running(client, where.url, scheduler, engine)
 

@@ -446,7 +446,7 @@ def test_a_health_check_is_answered_while_a_long_prompt_is_encoded(serve_toy):
     class Codec(PlainTokenizer):
         def encode(self, text, **options):
             begun.set()
-            assert may_end.wait(10)
+            assert may_end.wait(120)
             return super().encode(text, **options)
 
     async def main():
@@ -472,7 +472,7 @@ def test_a_long_prompt_counts_while_it_is_encoded_though_its_client_has_left():
         class Codec(PlainTokenizer):
             def encode(self, text, **options):
                 loop.call_soon_threadsafe(begun.put_nowait, None)
-                assert may_end.wait(10)
+                assert may_end.wait(120)
                 return super().encode(text, **options)
 
         state = ServerState(None, Codec(), "toy", 512, 32_000)

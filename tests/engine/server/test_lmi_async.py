@@ -27,7 +27,7 @@ def post(url, **body):
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=10) as reply:
+    with urllib.request.urlopen(request, timeout=60) as reply:
         return reply.headers["Content-Type"], reply.read()
 
 

@@ -35,7 +35,7 @@ def page():
 
 def answer(port, path="/", *, method="GET", hosts=("localhost",)):
     """Status, headers and body of a request with these Host lines."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.putrequest(method, path, skip_host=True)
     for host in hosts:
         connection.putheader("Host", host)
@@ -177,4 +177,4 @@ def test_the_process_beside_the_sweep_yields_to_it_and_ends_when_the_sweep_is_ki
         assert time.monotonic() < limit_s
         time.sleep(0.02)
     page.process.stdin.close()  # as the end of a killed sweep does
-    assert page.process.wait(60) == 0
+    assert page.process.wait(120) == 0

@@ -91,7 +91,7 @@ def runtime_server(
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(120)
     if not where:
         raise failures[0]
     url, loop, stop = where[0]
@@ -99,6 +99,6 @@ def runtime_server(
         yield url
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(120)
     dead = [exc for exc in failures if not isinstance(exc, EngineError)]
     assert not dead, dead

@@ -31,7 +31,7 @@ def test_a_long_stream_is_parsed_to_its_end_however_its_last_bytes_are_cut():
                 assert not ended.done()
                 theirs.sendall(data)
                 await asyncio.sleep(0.002)
-            await asyncio.wait_for(ended, 5)
+            await asyncio.wait_for(ended, 120)
             assert b"".join(read[2] for read in connection.reads) == b"".join(reads)
             assert connection.num_bytes == sum(map(len, reads))
             assert (connection.status, connection.reusable) == (200, True)
@@ -58,7 +58,7 @@ def test_an_endless_stream_of_whole_chunks_is_cut_off(monkeypatch):
             theirs.sendall(chunk)
             await asyncio.sleep(0.001)
         with pytest.raises(TargetError, match="more than 2,000 bytes"):
-            await asyncio.wait_for(ended, 5)
+            await asyncio.wait_for(ended, 120)
         theirs.close()
 
     asyncio.run(main())

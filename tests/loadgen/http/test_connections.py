@@ -98,7 +98,7 @@ def _hanging_up(listener, opened, hang_up, hung_up):
                     return
                 data += part
             sock.sendall(good_answer())
-            (hang_up if number < 2 else ended).wait(10)
+            (hang_up if number < 2 else ended).wait(120)
         hung_up.release()
 
     ended = threading.Event()
@@ -124,7 +124,7 @@ def test_connections_that_the_server_gave_up_between_levels_are_replaced_before_
             await asyncio.gather(*(target.send(REQUEST) for _ in range(2)))
             hang_up.set()
             for _ in range(2):
-                hung_up.acquire(timeout=10)  # blocks: the loop does not look at its sockets
+                hung_up.acquire(timeout=120)  # blocks: the loop does not look at its sockets
             await target.open_level(2)
             return await asyncio.gather(*(target.send(REQUEST) for _ in range(2)))
 

@@ -74,7 +74,7 @@ def conversation(pieces, *, native: bool, requests: int = 1):
                 # Until it was read: the fetch of its bytes is the selector's.
                 await asyncio.sleep(0.002)
             try:
-                await asyncio.wait_for(ended, 5)
+                await asyncio.wait_for(ended, 120)
                 error = None
             except TargetError as exc:
                 error = (exc.kind, str(exc))
@@ -173,7 +173,7 @@ def test_a_server_that_writes_faster_than_anyone_reads_is_given_up_within_its_li
         writer = threading.Thread(target=write, args=(theirs,))
         writer.start()
         with pytest.raises(TargetError, match="more than 300,000 bytes"):
-            await asyncio.wait_for(ended, 10)
+            await asyncio.wait_for(ended, 120)
         theirs.close()
         writer.join()
         return connection.num_bytes
@@ -293,7 +293,7 @@ def test_an_end_that_comes_with_the_last_bytes_is_seen_although_it_has_no_edge_o
         theirs.sendall(chunk(event(" a")))
         theirs.close()  # before the selector runs again
         with pytest.raises(TargetError, match="in the middle"):
-            await asyncio.wait_for(ended, 5)
+            await asyncio.wait_for(ended, 120)
         return b"".join(read[2] for read in connection.reads)
 
     assert run_on_sockets(main()) == STREAM_HEAD + chunk(event(" a"))

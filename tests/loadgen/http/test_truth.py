@@ -78,7 +78,7 @@ def _level(protocol: str, *options: str, users: int = 8):
                 )
 
         run_on_sockets(main())
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/truth/stats", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/truth/stats", timeout=60) as reply:
             return runs[0], json.load(reply)
 
 

