@@ -295,8 +295,11 @@ def slo_answer(search: SloSearch, levels: Lines, *, seed: int = 0) -> SloAnswer:
     elif found.high is not None:
         low, high = 0.0, found.high.load
     if found.high is not None and low is not None and found.low is not None:
-        first, last = boundary_interval(trials, seed=seed)
-        low, high = min(low, first), max(last, found.high.load)
+        # it may reach below the lowest load tried (then 0) and up to twice the highest
+        crossings = curve(trials).crossings(_LOOK_BEYOND, seed=seed)
+        first, last = central_interval(crossings, BOUNDARY_CONFIDENCE)
+        last = min(last, trials[-1].log_load + _LOOK_BEYOND)
+        low, high = min(low, math.exp(first)), max(math.exp(last), found.high.load)
     ends = [None if end is None else end.load for end in (found.low, found.high)]
     if search.axis == "concurrency":
         ends = [None if load is None else whole(load) for load in ends]
@@ -322,13 +325,3 @@ def _boundary(found: Bracket) -> str | None:
     jump = found.high.ratio / found.low.ratio
     growth = math.log(jump) / math.log(found.high.load / found.low.load)
     return "cliff" if jump > _CLIFF_JUMP and growth > _CLIFF_GROWTH else "smooth"
-
-
-def boundary_interval(trials: Sequence[Trial], *, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the load at which measured / limit becomes 1.
-
-    It may reach below the lowest load tried (then 0) and up to twice the highest.
-    """
-    crossings = curve(trials).crossings(_LOOK_BEYOND, seed=seed)
-    low, high = central_interval(crossings, BOUNDARY_CONFIDENCE)
-    return math.exp(low), math.exp(min(high, trials[-1].log_load + _LOOK_BEYOND))
