@@ -196,7 +196,6 @@ class SloSearch:
 
     def _probe_level(self, load: float, finished: Lines) -> LevelSpec:
         full = self._full_requests(load, finished)
-        few: int | None = None
         if self.axis == "concurrency":
             load = max(1, round(load))
             few = max(_MIN_PROBE, load * _PROBE_PER_USER)
