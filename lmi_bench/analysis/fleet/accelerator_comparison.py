@@ -138,11 +138,6 @@ class MachineFigures:
         price = self.layout.instance.price_usd_per_hour
         return usd_per_1m_tokens(price, self.throughput_tokens_per_s)
 
-    @property
-    def sharded(self) -> bool:
-        """Whether one copy uses every device of the machine."""
-        return self.layout.tensor_parallel == self.layout.instance.num_accelerators
-
     def to_json(self) -> dict[str, Any]:
         layout = self.layout
         return {
@@ -199,7 +194,7 @@ def sharding(figures: Sequence[MachineFigures]) -> list[tuple[MachineFigures, Ma
     return [
         (best[each.layout.instance], each)
         for each in figures
-        if each.sharded and each.layout.instance.num_accelerators > 1
+        if each.layout.tensor_parallel == each.layout.instance.num_accelerators > 1
     ]
 
 
