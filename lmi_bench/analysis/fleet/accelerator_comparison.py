@@ -19,7 +19,7 @@ from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.level.layouts import Layout, Rejection, Workload, split_layouts
 from lmi_bench.analysis.model.memory import kv_bytes_per_sequence, min_devices, weight_bytes
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.roofline import critical_batch_size_without_cache
+from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER
 from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.published import PublishedCell
@@ -91,12 +91,9 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
     peak = device.peak_flop_per_s(compute_dtype(device, workload.dtype))
     batch = kv_bytes = devices = None
     if bandwidth is not None and peak is not None:
-        batch = critical_batch_size_without_cache(
-            # a large batch reads all experts, and each token computes with few of them
-            bytes_per_weight=weight_bytes(shape, workload.dtype) / shape.params_active,
-            flop_per_s=peak,
-            bandwidth_bytes_per_s=bandwidth,
-        )
+        # a large batch reads all experts, and each token computes with few of them
+        bytes_per_weight = weight_bytes(shape, workload.dtype) / shape.params_active
+        batch = bytes_per_weight / FLOP_PER_PARAMETER * (peak / bandwidth)
         kv_bytes = batch * kv_bytes_per_sequence(shape, workload.total_tokens)
         devices = min_devices(
             shape,
