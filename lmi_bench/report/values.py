@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi_bench.catalog.tables import Row
+from lmi_bench.analysis.results.definitions import Definition
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.slo import Slo
 from lmi_bench.report.table import Table
@@ -132,7 +132,7 @@ class ReportView:
     runs: tuple[RunView, ...]
     comparison: Table | None
     recommendations: tuple[RecommendationView, ...]
-    definitions: tuple[Row, ...]
+    definitions: tuple[Definition, ...]
     tables: tuple[Table, ...] = ()
     verdicts: tuple[Table, ...] = ()
     unjudged: tuple[str, ...] = ()

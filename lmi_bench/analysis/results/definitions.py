@@ -3,10 +3,24 @@
 Other tools give the same names to other formulas.
 """
 
-from typing import Final
+from dataclasses import dataclass
 
 from lmi_bench.catalog.tables import read_rows
 
-DEFINITIONS: Final = tuple(read_rows("definitions.csv", "analysis.results"))
-"""Of each metric its key in levels.jsonl, title, unit, formula, a note for the reader, and the name
-(vllm_key) under which `vllm bench serve` prints the same formula; empty if none does."""
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric: its key in levels.jsonl, its formula, and a note for the reader.
+
+    vllm_key  the name under which `vllm bench serve` prints the same formula; empty if none does
+    """
+
+    key: str
+    title: str
+    unit: str
+    formula: str
+    note: str
+    vllm_key: str
+
+
+DEFINITIONS = tuple(Definition(**row) for row in read_rows("definitions.csv", "analysis.results"))

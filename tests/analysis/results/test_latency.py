@@ -229,7 +229,7 @@ def test_every_latency_of_a_level_has_a_formula():
         if key in ("ttft_answer_ms", "connect_ms", "tls_ms"):
             continue  # only where requests reasoned; of connections, not of requests
         assert set(line[key]) == {*STATISTICS, "n", "unsupported"}
-        assert key in {each["key"] for each in DEFINITIONS if each["formula"]}
+        assert key in {each.key for each in DEFINITIONS if each.formula}
 
 
 def test_the_answers_first_token_is_reported_beside_the_thoughts():
