@@ -31,7 +31,7 @@ from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import num_turns
 from lmi_bench.loadgen.prompts.prompts import Prompts, no_text
 from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress, StopRules
-from lmi_bench.loadgen.run.target import Target, resolve
+from lmi_bench.loadgen.run.target import Resolved, Target
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
 
@@ -165,7 +165,7 @@ async def run_sweep(
 def _needs_one_process(spec: LevelSpec, target: Target) -> bool:
     """Whether a limit counts the requests in flight."""
     capped = spec.max_in_flight is not None or spec.max_sessions is not None
-    return capped or resolve(target).max_connections is not None
+    return capped or Resolved(target).max_connections is not None
 
 
 @contextlib.asynccontextmanager
