@@ -60,7 +60,7 @@ class RunStore:
         self.levels: list[Level] = []
         self._secrets = tuple(secrets)
         self._attempts: dict[int, int] = {}
-        self._lock_fd = durable.lock_folder(path)
+        self._lock_fd: int | None = durable.lock_folder(path)
 
     @classmethod
     def create(cls, path: Path, manifest: Manifest, *, secrets: Sequence[str] = ()) -> "RunStore":
@@ -278,8 +278,7 @@ def repair_run(path: Path) -> list[str]:
             else:
                 (path / name).unlink()
     finally:
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
     kept = {REQUESTS: len(requests), LEVELS: len(found)}
     return [
         f"{path / name}: {plural(kept[name], 'line') if name in kept else 'nothing'} kept; "

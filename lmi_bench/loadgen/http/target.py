@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import resource
 import secrets
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -389,10 +390,6 @@ def _refuse_virtual_time() -> None:
 
 def _allow_descriptors(connections: int) -> None:
     """Raise the process's limit of open files if needed; InputError if that is not allowed."""
-    try:
-        import resource
-    except ImportError:  # no such limit on this platform
-        return
     needed = connections + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
