@@ -6,7 +6,7 @@ A value that was read keeps the order of its keys and keys that this version doe
 
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
@@ -150,7 +150,7 @@ def slot_of(name: str, annotation: Any) -> Slot:
     """The slot of a key with an annotation's type."""
     accepts: set[type] = set()
     of = None
-    kinds = list(_alternatives(annotation))
+    kinds = _alternatives(annotation)
     for each in kinds:
         kind = get_origin(each) or each
         if kind is tuple and _is_value(get_args(each)[0]):
@@ -208,12 +208,9 @@ def _is_value(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, JsonValue)
 
 
-def _alternatives(annotation: Any) -> Iterator[Any]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        for each in get_args(annotation):
-            yield from _alternatives(each)
-    else:
-        yield annotation
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return get_args(annotation) if is_union else (annotation,)
 
 
 def _names(slot: Slot) -> str:
