@@ -150,12 +150,14 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Replace the option names of earlier releases; show rare options for --help-all."""
-        if self._rare and _HELP_ALL in args:
-            self._show_rare(True)
+        shows_all = bool(self._rare) and _HELP_ALL in args
+        for param in self.params:
+            if isinstance(param, TyperOption) and param.name in self._rare:
+                param.hidden = not shows_all
+        if shows_all:
             self.epilog = None
             typer.echo(self.get_help(ctx))
             ctx.exit()
-        self._show_rare(False)
         args = [self._renamed(arg) for arg in args]
         check_purpose(args)
         stated = [  # with its value where it is an option whose number may be left out
@@ -184,11 +186,6 @@ class Command(TyperCommand):
             return arg
         typer.echo(f"{name} is now {new}; the next release drops the old name", err=True)
         return new + equals + value
-
-    def _show_rare(self, shown: bool) -> None:
-        for param in self.params:
-            if isinstance(param, TyperOption) and param.name in self._rare:
-                param.hidden = not shown
 
 
 _NO_ADAPTERS = "plan LoRA adapters; sweep --adapters measures them"
