@@ -40,7 +40,7 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
     """The levels that a scenario names, in its order.
 
     A closed-loop level sends requests_per_level, or concurrency * requests_per_user (if neither is
-    stated see `closed_loop_requests`), and first one for each user (`with_start`); an open-loop
+    stated see `LevelSizes`), and first one for each user (`with_start`); an open-loop
     level without a number or a duration sends 100.
     """
     load = scenario.load
