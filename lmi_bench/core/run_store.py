@@ -15,12 +15,12 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -51,7 +51,7 @@ class Run:
     slo_answer: SloAnswer | None = None
 
 
-class RunStore:
+class RunStore(AbstractContextManager["RunStore"]):
     """The one writer of a run folder; use it as a context manager or `close` it."""
 
     def __init__(self, path: Path, manifest: Manifest, secrets: Sequence[str]) -> None:
@@ -168,9 +168,6 @@ class RunStore:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

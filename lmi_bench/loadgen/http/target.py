@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import InputError, TargetError, timeout_message
@@ -52,7 +52,7 @@ Sign = Callable[[bytes], Mapping[str, str]]
 
 
 @dataclass(eq=False, repr=False)  # its headers may have a key
-class HttpTarget:
+class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
     """One endpoint, one protocol. Use it as an async context manager or `close` it.
 
     stream      False requests answers in one piece
@@ -204,9 +204,6 @@ class HttpTarget:
         if self._stamping is not None:
             self._stamping.close()
             self._stamping = None
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
