@@ -183,12 +183,7 @@ class SageMakerRoutes:
         return response
 
     async def _answer(self, request: web.Request, envelope: Envelope) -> web.StreamResponse:
-        try:
-            body = await request.read()
-        except web.HTTPRequestEntityTooLarge as exc:
-            return _aws_error(400, "ValidationError", f"the body is too large: {exc.text}")
-        except web.RequestPayloadError as exc:
-            return failures.closing(_aws_error(400, "ValidationError", failures.unreadable(exc)))
+        body = await request.read()
         if self.check is not None:
             url = request.rel_url
             try:
