@@ -159,7 +159,9 @@ class Command(TyperCommand):
             typer.echo(self.get_help(ctx))
             ctx.exit()
         args = [self._renamed(arg) for arg in args]
-        check_purpose(args)
+        for arg in args:
+            if (what := _OTHER_WORK.get(arg.partition("=")[0])) is not None:
+                raise InputError(f"{arg}: lmi-bench does not {what}")
         stated = [  # with its value where it is an option whose number may be left out
             f"{arg}={self._bare[arg]}"
             if arg in self._bare and not following.lstrip("-").isdecimal()
@@ -196,14 +198,6 @@ _OTHER_WORK = {
     "--audio": _TEXT_ALONE.format("audio"),
 }  # fmt: skip
 """Options that other tools have for what is not done here."""
-
-
-def check_purpose(args: Sequence[str]) -> None:
-    """Raise InputError for an option of work that lmi-bench does not do."""
-    for arg in args:
-        what = _OTHER_WORK.get(arg.partition("=")[0])
-        if what is not None:
-            raise InputError(f"{arg}: lmi-bench does not {what}")
 
 
 def missing_options(params: Sequence[Any], args: Sequence[str]) -> str:
