@@ -85,11 +85,3 @@ def growth(before: ServerSample, after: ServerSample) -> dict[str, float]:
     show some counters only after the first count: a missing one was 0."""
     grown = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
     return {name: value for name, value in grown.items() if value >= 0}
-
-
-def add_up(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums of the values that every replica has."""
-    if not parts:
-        return {}
-    names = set(parts[0]).intersection(*parts[1:])
-    return {name: sum(part[name] for part in parts) for name in sorted(names)}
