@@ -124,14 +124,11 @@ class LevelRunner:
         self._engine: Mapping[str, float | None] | None = None
         self._stop: Callable[[], None] = lambda: None
 
-    async def run(
-        self, attempt: int, before_start: Callable[[], Awaitable[None]] | None = None
-    ) -> LevelRun:
+    async def run(self, attempt: int, before_start: Callable[[], Awaitable[None]]) -> LevelRun:
         """Send the whole level; awaits `before_start` when all is ready."""
 
         async def start() -> float:
-            if before_start is not None:
-                await before_start()
+            await before_start()
             return asyncio.get_running_loop().time()
 
         part = await self.run_part(start)
