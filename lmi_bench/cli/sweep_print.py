@@ -161,10 +161,9 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
     """Levels by rising load, knees, and warnings."""
     levels = sorted(levels, key=lambda line: line.load.value)
     print_table("Levels", tables.level_rows(levels), give_way=tables.LEVEL_GIVE_WAY)
-    axis = sweep_curve(levels).axis
     print_table(
         "Knee by rule (* recommended)",
-        tables.knee_rows(axis, knees),
+        tables.knee_rows(sweep_curve(levels).axis, knees),
         left=("rule", "what binds", "why"),
     )
     print_table(

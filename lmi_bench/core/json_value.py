@@ -90,8 +90,7 @@ class JsonValue:
             elif type(value) not in slot.accepts and (  # NumPy's are subclasses; true is no number
                 isinstance(value, bool) or not isinstance(value, tuple(slot.accepts))
             ):
-                expected = _names(slot)
-                raise InputError(f"{where}: {key} must be {expected}, not {_shown(value)}")
+                raise InputError(f"{where}: {key} must be {_names(slot)}, not {_shown(value)}")
             elif slot.is_tuple and value is not None:
                 values[slot.name] = tuple(slot.read(each, where, key) for each in value)
             else:

@@ -232,12 +232,11 @@ def credentials_check(access_key: str | None, secret_key: str | None) -> Signatu
 
 def _stream_headers(headers: dict[str, str]) -> dict[str, str]:
     """The event stream's headers, with the container's content type in a separate one."""
-    container_type = headers.get("Content-Type", "application/octet-stream")
     return {
         **{name: value for name, value in headers.items() if name.startswith("X-")},
         **VARIANT,
         "Content-Type": CONTENT_TYPE,
-        _CONTAINER_TYPE: container_type,
+        _CONTAINER_TYPE: headers.get("Content-Type", "application/octet-stream"),
     }
 
 
