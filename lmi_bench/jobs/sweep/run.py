@@ -18,7 +18,7 @@ from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
-from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts, read_manifest
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import MANIFEST, RunStore, is_unstarted, load_run
@@ -80,6 +80,13 @@ class SweepOptions:
 
 
 DEFAULT_OPTIONS = SweepOptions()
+
+
+def only(listener: Listener, *kinds: str) -> Listener:
+    """A listener that passes on messages of these kinds, such as `warn`, and ignores the others."""
+    heard = Silent()
+    vars(heard).update({kind: getattr(listener, kind) for kind in kinds})
+    return heard
 
 
 def sweep(settings: SweepSettings, listener: Listener = SILENT) -> SweepResult:
