@@ -22,9 +22,9 @@ def read_rows(name: str, package: str = "catalog") -> list[Row]:
     return list(read_table(f"data/{name}", f"lmi_bench.{package}"))
 
 
-def number_or_none(text: str) -> float | None:
-    """A cell as a number; None if it is empty, which means unknown, not zero."""
-    return float(text) if text.strip() else None
+def number_or_none(text: str, unit: float = 1.0) -> float | None:
+    """A cell as a number of units; None if it is empty, which means unknown, not zero."""
+    return float(text) * unit if text.strip() else None
 
 
 T = TypeVar("T")
