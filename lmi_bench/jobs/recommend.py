@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lmi_bench.analysis.fit import from_run
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, Variation
@@ -28,6 +28,7 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.scenario import DEFAULT_MODEL, load_scenario, read_yaml
+from lmi_bench.core.scenario_sections import Section
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.images import machine_problem
 from lmi_bench.jobs import planned
@@ -427,11 +428,9 @@ def _machines(
     )
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
+class _Model(Section):
     model: str
-    rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    rate_per_s: Annotated[float, Field(gt=0)]
     input_tokens: Annotated[int, Field(ge=1)]
     output_tokens: Annotated[int, Field(ge=1)]
     name: str | None = None
@@ -439,9 +438,7 @@ class _Model(BaseModel):
     slo: tuple[str, ...] = ()
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _File(Section):
     models: Annotated[tuple[_Model, ...], Field(min_length=1)]
 
 
