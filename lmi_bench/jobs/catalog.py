@@ -134,16 +134,13 @@ def _profiles() -> Iterator[Row]:
 
 def _prices() -> Iterator[Row]:
     today = dt.datetime.now(tz=dt.UTC).date()
-    machines = [
-        (on_platform(each, platform), platform)
-        for platform in ("sagemaker", "ec2")
-        for each in all_instances()
-    ]
-    for each, platform in machines:
-        if each.price_usd_per_hour is not None:
-            day = price_day(each)
-            date, age_days = (str(day), (today - day).days) if day else ("", 0)
-            yield {"machine": each, "platform": platform, "date": date, "age_days": age_days}
+    for platform in ("sagemaker", "ec2"):
+        for machine in all_instances():
+            each = on_platform(machine, platform)
+            if each.price_usd_per_hour is not None:
+                day = price_day(each)
+                date, age_days = (str(day), (today - day).days) if day else ("", 0)
+                yield {"machine": each, "platform": platform, "date": date, "age_days": age_days}
 
 
 def _images(region: str | None) -> Iterator[Row]:
