@@ -186,9 +186,6 @@ class Budget:
         return price
 
 
-NO_BUDGET = Budget()
-
-
 @dataclass(slots=True, eq=False)
 class Spend:
     """Follows one sweep's cost, level by level.

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,9 +66,9 @@ class SweepOptions:
     """
 
     access: Access = NO_ACCESS
-    budget: limits.Budget = limits.NO_BUDGET
+    budget: limits.Budget = field(default_factory=limits.Budget)
     slo: SloOptions = AS_STATED
-    client: watch.Client = watch.AUTO_CLIENT
+    client: watch.Client = field(default_factory=watch.Client)
     trace: Path | None = None
     cloudwatch_wait_s: float = watch.DEFAULT_WAIT_S
     max_time: str | None = None

@@ -51,9 +51,6 @@ class Client:
         return "--hosts" if self.hosts else f"--workers {self.workers}"
 
 
-AUTO_CLIENT = Client()
-
-
 @contextmanager
 def open_pool(
     bench: Bench, access: Access, salt: str, prompts: Prompts, client: Client, listener: Listener
