@@ -1,7 +1,5 @@
 """One sweep: a scenario's target is opened, its levels are run, and the results are saved."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -10,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_run
@@ -39,14 +37,12 @@ from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.hosts import JOIN, parse_address, parse_hosts
 from lmi_bench.loadgen.run.level_runner import Progress
 from lmi_bench.loadgen.run.sweep import run_sweep
+from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
 from lmi_bench.targets.applies import kind_of, refuse_idle, refuse_tokens, stated_names
 from lmi_bench.targets.bench import NO_ACCESS, Access, Bench, read_headers
 from lmi_bench.targets.open import open_bench
 
-if TYPE_CHECKING:
-    from lmi_bench.engine.chrome_trace import ChromeTrace
-    from lmi_bench.loadgen.run.worker_pool import WorkerPool
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?")  # an address without its http://
 
 
@@ -163,7 +159,7 @@ def sweep_scenario(
                 f"{out} is finished, {len(found.levels)} level(s): nothing is left to send"
             )
             return found
-        tracer: ChromeTrace | None = None
+        tracer = None
         if options.trace is not None:
             from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
 
