@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -159,22 +160,18 @@ def refresh(settings: RefreshSettings, listener: Listener) -> tuple[Path, str, M
     Returns the file, the prices' date, and how many of them each platform got. Raises InputError if
     they cannot be had whole; the file is unchanged then.
     """
-    today = str(dt.datetime.now(tz=dt.UTC).date())
     found: dict[tuple[str, str], FreshPrice] = {}
     if settings.file is not None:
         service, day, products = _offer(settings.file)
         source = f"{FRESH_SOURCE} {settings.file.name}"
         found |= _fresh(products, service, settings.region, day, source)
     else:
-        source, day = f"{FRESH_SOURCE} API", today
+        source, day = f"{FRESH_SOURCE} API", str(dt.datetime.now(tz=dt.UTC).date())
         for service in _SERVICES:
             listener.step(f"asking {source} for {service} in {settings.region}")
             products = _download(service, settings.region)
             found |= _fresh(products, service, settings.region, day, source)
-    file = save_fresh_prices(found)
-    platforms = [platform for _, platform in found]
-    counts = {each: platforms.count(each) for each in _SERVICES.values() if each in platforms}
-    return file, day, counts
+    return save_fresh_prices(found), day, Counter(platform for _, platform in found)
 
 
 def _download(service: str, region: str) -> list[Any]:
