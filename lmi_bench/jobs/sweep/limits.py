@@ -196,7 +196,7 @@ class Spend:
 
     usd_per_hour: float | None
     max_usd: float | None = field(default=None, kw_only=True)
-    count_instances: Callable[[], int | None] | None = field(default=None, kw_only=True)
+    count_instances: Callable[[], int | None] = field(default=lambda: None, kw_only=True)
     note: Callable[[str], None] = field(default=lambda _: None, kw_only=True)
     clock: Callable[[], float] = field(default=loop_time_s, kw_only=True)
     _started_s: float | None = field(default=None, init=False)
@@ -213,9 +213,7 @@ class Spend:
             if self._started_s is None:
                 self._started_s = now_s
                 self._earlier_usd = (finished[-1].spent_usd or 0.0) if finished else 0.0
-                self._instances = (
-                    self.count_instances() if self.count_instances is not None else None
-                )
+                self._instances = self.count_instances()
             spec = rule(finished)
             self._level_started_s = now_s
             if spec is None or self.max_usd is None or self.usd_per_hour is None:
@@ -269,7 +267,7 @@ class Spend:
 
     def _with_instances(self, line: Level) -> Level:
         """The level with its number of instances; invalid if that changed during the level."""
-        if self.count_instances is None or (now := self.count_instances()) is None:
+        if (now := self.count_instances()) is None:
             return line
         before, self._instances = self._instances, now
         if before is None or before == now:

@@ -207,7 +207,7 @@ def _measure(
     spend = limits.Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
-        count_instances=bench.count_instances,
+        count_instances=bench.count_instances or (lambda: None),
         note=listener.note,
     )
     server = watch.open_server_watch(bench, options.client)
