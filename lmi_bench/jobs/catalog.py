@@ -107,11 +107,7 @@ def _listed(name: str, items: Iterable[Any]) -> Iterator[Row]:
     """
     columns = [row for row in read_rows("catalog_columns.csv", "jobs") if row["table"] == name]
     sorted_by = sorted((row["sorted"], row["value"]) for row in columns if row["sorted"])
-
-    def place(item: Any) -> list[Any]:
-        return [value_at(item, path) for _, path in sorted_by]
-
-    for item in sorted(items, key=place):
+    for item in sorted(items, key=lambda each: [value_at(each, path) for _, path in sorted_by]):
         row: Row = {}
         for column in columns:
             paths = column["value"].split()
