@@ -71,13 +71,9 @@ def measure_quality(
 def measure_products(parts: EngineParts, concurrency: Sequence[int]) -> dict[int, float]:
     """Seconds of a decode step's matrix products, by the number of sequences; empty if they cannot
     be timed. Call it before `measure_quality`."""
-
-    async def measure() -> dict[int, float]:
-        sizes = sorted({min(concurrency), max(concurrency)})
-        times = {rows: await parts.loaded.time_products(rows) for rows in sizes}
-        return {rows: time_s for rows, time_s in times.items() if time_s is not None}
-
-    return asyncio.run(measure())
+    sizes = sorted({min(concurrency), max(concurrency)})
+    times = {rows: asyncio.run(parts.loaded.time_products(rows)) for rows in sizes}
+    return {rows: time_s for rows, time_s in times.items() if time_s is not None}
 
 
 async def _score(parts: EngineParts, text_ids: Sequence[int]) -> list[float]:
