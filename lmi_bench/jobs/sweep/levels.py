@@ -91,10 +91,9 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
             return None  # saturated before an SLO broke: more users would only wait
         return seek(finished)
 
-    found_miss = miss_watch(scenario)
-
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
-        return None if spec.index in of_curve else found_miss(spec)  # a knee needs whole levels
+        # a knee needs whole levels
+        return None if spec.index in of_curve else miss_watch(scenario, spec)
 
     def summarise(run: LevelRun) -> Level:
         return replace(summarise_one(run), search=judge_level(run, slos))
@@ -111,14 +110,10 @@ def _until_steady(rule: NextLevel, scenario: Scenario, box: TimeBox) -> NextLeve
     return until_steady(rule, most, fits=box.fits, note=box.note)
 
 
-def miss_watch(scenario: Scenario) -> Callable[[LevelSpec], Callable[[RequestRecord], bool] | None]:
-    """Watchers of levels with a number of requests, which end them at a certain miss of an SLO."""
+def miss_watch(scenario: Scenario, spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
+    """A watcher that ends a level with a number of requests at a certain miss of an SLO."""
     slos = tuple(parse_slo(text) for text in scenario.slo)
-
-    def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
-        return CertainMiss(slos, spec).add if slos and spec.num_requests is not None else None
-
-    return watch
+    return CertainMiss(slos, spec).add if slos and spec.num_requests is not None else None
 
 
 def _summarise(scenario: Scenario, stop: StopWhen | None) -> Callable[[LevelRun], Level]:

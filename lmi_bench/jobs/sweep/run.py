@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def _measure(
     rule = level_rule(scenario, time_box)
     stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
     if options.stop_at_miss:
-        stop_rules = replace(stop_rules, watch=miss_watch(scenario))
+        stop_rules = replace(stop_rules, watch=partial(miss_watch, scenario))
     most = math.inf if options.rounds is None else options.rounds
     in_rounds = limits.up_to(rule.levels, lambda spec, _: spec.repeat < most)
     rule = replace(rule, stop_rules=stop_rules, levels=in_rounds)
