@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lmi_bench.analysis.results.early_stop import QuantileWatch, StopWhen, parse_stop_when
 from lmi_bench.analysis.results.latency import summarise_level
@@ -58,7 +59,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     box = TimeBox(None) if time_box is None else time_box
     load = scenario.load
     stop = None if load.stop_when is None else parse_stop_when(load.stop_when)
-    summarise_one = _summarise(scenario, stop)
+    summarise_one = partial(_summarise, scenario, stop)
     if not load.is_adaptive:
         levels, rules = levels_of(scenario), StopRules()
         if stop is not None:
@@ -116,20 +117,16 @@ def miss_watch(scenario: Scenario, spec: LevelSpec) -> Callable[[RequestRecord],
     return CertainMiss(slos, spec).add if slos and spec.num_requests is not None else None
 
 
-def _summarise(scenario: Scenario, stop: StopWhen | None) -> Callable[[LevelRun], Level]:
-    """Summarises a level; marks it if its prompts share prefixes on purpose, for a cache."""
+def _summarise(scenario: Scenario, stop: StopWhen | None, run: LevelRun) -> Level:
+    """Summarise a level; mark it if its prompts share prefixes on purpose, for a cache."""
     expected = True if scenario.workload.begins_alike else None
-
-    def summarise(run: LevelRun) -> Level:
-        line = replace(summarise_level(run), cached_prompt_expected=expected)
-        if stop is None:
-            return line
-        watch = QuantileWatch(stop, run.spec)
-        for record in run.records:
-            watch.add(record)
-        return replace(line, known=watch.known)
-
-    return summarise
+    line = replace(summarise_level(run), cached_prompt_expected=expected)
+    if stop is None:
+        return line
+    watch = QuantileWatch(stop, run.spec)
+    for record in run.records:
+        watch.add(record)
+    return replace(line, known=watch.known)
 
 
 def _search(scenario: Scenario, slos: tuple[Slo, ...], sizes: LevelSizes) -> SloSearch:
