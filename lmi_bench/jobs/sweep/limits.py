@@ -102,10 +102,9 @@ def likely_level_s(spec: LevelSpec, finished: Sequence[Level]) -> float:
     Levels with a price state their time with the warm-up, others without.
     """
     if spec.num_requests is None or spec.concurrency is None:
-        known_s = spec.duration_s or 0.0
-        if not known_s and spec.num_requests is not None and spec.rate_per_s is not None:
-            known_s = spec.num_requests / spec.rate_per_s
-        return known_s
+        if spec.duration_s or spec.num_requests is None or spec.rate_per_s is None:
+            return spec.duration_s or 0.0
+        return spec.num_requests / spec.rate_per_s
     rates: dict[int, float] = {}
     for line in finished:
         users, took_s = line.load.concurrency, line.elapsed_s or line.wall_s
