@@ -278,8 +278,7 @@ class Spend:
         reason = (
             f"the endpoint went from {before} to {now} instances during the level: run it again"
         )
-        others = [line.invalid_reason] if line.invalid_reason else []
-        invalid_reason = "; ".join([*others, reason])
+        invalid_reason = "; ".join(filter(None, (line.invalid_reason, reason)))
         return replace(line, instances=now, valid=False, invalid_reason=invalid_reason)
 
 
