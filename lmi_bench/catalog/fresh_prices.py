@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lmi_bench.core.durable import read_text, write_text
 from lmi_bench.core.errors import InputError
@@ -67,9 +67,8 @@ def save_fresh_prices(prices: Mapping[tuple[str, str], FreshPrice]) -> Path:
         known = dict(fresh_prices())
     except InputError:  # it is replaced
         known = {}
-    content: dict[str, Any] = {"schema": 1}
-    content["prices"] = [asdict(each) for _, each in sorted((known | dict(prices)).items())]
+    rows = [asdict(each) for _, each in sorted((known | dict(prices)).items())]
     path = fresh_prices_file()
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    write_text(path, json.dumps({"schema": 1, "prices": rows}, indent=1) + "\n")
     fresh_prices.cache_clear()
     return path

@@ -122,7 +122,6 @@ def _link_of(row: Row, accelerator: Accelerator) -> Link:
 
 def _from_row(row: Row) -> Instance:
     accelerator = find_accelerator(row["accelerator"])
-    gbits = number_or_none(row["network_gbps"])
     return Instance(
         instance_type=row["instance_type"],
         accelerator=accelerator,
@@ -139,7 +138,7 @@ def _from_row(row: Row) -> Instance:
         ec2_price_usd_per_hour=number_or_none(row["ec2_usd_per_hour_us_east_1"]),
         ec2_price_source=row["ec2_source"],
         neuron_cores=int(row["neuron_cores"]) if row["neuron_cores"] else None,
-        network_bits_per_s=gbits and gbits * 1e9,
+        network_bits_per_s=number_or_none(row["network_gbps"], 1e9),
         source=row["spec_source"],
         notes=row["notes"],
     )

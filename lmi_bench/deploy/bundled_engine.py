@@ -181,11 +181,10 @@ def _speculation(text: str) -> dict[str, Any]:
         content = json.loads(text)
     except ValueError as exc:
         raise InputError(f"option.speculative_config is not JSON: {exc}") from exc
-    found: dict[str, Any] = {}
-    method = content.get("method")
-    found["draft"] = "ngram" if method == "ngram" else content.get("model")
-    if found["draft"] is None:
+    draft = "ngram" if content.get("method") == "ngram" else content.get("model")
+    if draft is None:
         raise InputError("option.speculative_config names neither a model nor the method ngram")
+    found: dict[str, Any] = {"draft": draft}
     if "num_speculative_tokens" in content:
         found["draft_tokens"] = content["num_speculative_tokens"]
     return found

@@ -39,11 +39,9 @@ class Argument:
         """Why a value is invalid, or None; None in Python's spelling always passes."""
         if value == "None":
             return None
-        return value_problem(self.kind, self.choices.split(), value) or self._outside(value)
-
-    def _outside(self, value: str) -> str | None:
-        if not self.range or value_problem("float", (), value) is not None:
-            return None
+        problem = value_problem(self.kind, self.choices.split(), value)
+        if problem or not self.range or value_problem("float", (), value) is not None:
+            return problem
         ends = zip(self.range[:1] + self.range[-1:], self.range[1:-1].split(","), strict=True)
         limits = " and ".join(f"{_WORDS[sign]} {end}" for sign, end in ends if end)
         return None if is_within(float(value), limits) else f"expected {limits}"

@@ -211,7 +211,7 @@ def plan_from_recommendation(
         copies=stated.replicas or copies,
         limits=limits,
         basis=f"recommended for {question.load}, {question.objective}; {question.profile}; "
-        + _as_stated(stated, limits.basis),
+        + stated.added_to(limits.basis),
         engine=engine,
         draft=draft,
         draft_tokens=_DRAFT_TOKENS if speculation is None else speculation.draft_tokens,
@@ -291,7 +291,7 @@ def plan_from_layout(
         instances=stated.machines or 1,
         copies=stated.replicas or instance.num_accelerators // setup.tensor_parallel,
         limits=limits,
-        basis=_as_stated(stated, limits.basis),
+        basis=stated.added_to(limits.basis),
         draft=draft,
         image=image,
         warnings=warnings,
@@ -332,12 +332,6 @@ def _smallest(
         f"{shape.name} in {setup.dtype} with requests of {longest:,} tokens does not fit "
         f"{instance.instance_type}\n  " + "\n  ".join(reasons)
     )
-
-
-def _as_stated(stated: Stated, basis: str) -> str:
-    """The basis, with the flags that the user states."""
-    flags = stated.describe()
-    return f"{basis}; stated: {flags}" if flags else basis
 
 
 def _without_bitsandbytes(image: Image | None) -> bool:

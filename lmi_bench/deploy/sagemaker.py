@@ -99,13 +99,12 @@ def _set_parameter(requests: Requests, text: str) -> None:
 
 def check_request(operation: str, parameters: Mapping[str, Any]) -> None:
     """Validate parameters against the service model; raises InputError with the problems."""
-    pascal = _pascal(operation)
     shape = _input_shape(operation)
     report = ParamValidator().validate(parameters, shape)
     problems = report.generate_report().splitlines()
     problems += _enum_problems(parameters, shape, "")
     if problems:
-        raise InputError(f"{pascal} would be rejected: {'; '.join(problems)}")
+        raise InputError(f"{_pascal(operation)} would be rejected: {'; '.join(problems)}")
 
 
 def allowed_values(operation: str, *path: str) -> list[str]:
@@ -259,10 +258,8 @@ def _replaced(part: Any, by: Any) -> Any:
         return [_replaced(each, by) for each in part]
     if not isinstance(part, dict) or not isinstance(by, dict):
         return by
-    content = {}
-    for key, value in part.items():
-        if key not in by:
-            content[key] = value
-        elif by[key] is not None:
-            content[key] = _replaced(value, by[key])
-    return content
+    return {
+        key: _replaced(value, by[key]) if key in by else value
+        for key, value in part.items()
+        if key not in by or by[key] is not None
+    }

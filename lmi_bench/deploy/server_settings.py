@@ -234,15 +234,13 @@ def unsupported_settings(plan: DeploymentPlan, server: str) -> list[str]:
     missing[split] = bool(split) and server not in ("vllm", "sglang")
     if server == "tgi":
         missing |= ({} if _tgi_has_one_byte_cache(plan) else cache) | {draft: draft_model}
-    elif server in ("vllm", "sglang"):
-        pass
-    elif image is not None and image.engine != "vllm":
+    elif server == "lmi" and image is not None and image.engine != "vllm":
         missing |= cache | {
             draft: plan.draft == NGRAM or (draft_model and image.family in _WITHOUT_DRAFTS),
             "memory_share": engine.memory_share is not None,
             "cuda_graphs": engine.cuda_graphs is not None,
         }
-    else:
+    elif server == "lmi":
         missing[draft] = plan.draft == NGRAM and not _takes_speculative_config(image)
     return [name for name, is_missing in missing.items() if is_missing]
 
@@ -305,12 +303,11 @@ def _speculative_config(plan: DeploymentPlan) -> str | None:
     """vLLM's JSON for the draft; None without one."""
     if plan.draft is None:
         return None
-    tokens = {"num_speculative_tokens": plan.draft_tokens}
+    key = "method" if plan.draft in (NGRAM, OWN_LAYER) else "model"
+    config = {key: plan.draft, "num_speculative_tokens": plan.draft_tokens}
     if plan.draft == NGRAM:
-        return json.dumps({"method": "ngram", **tokens, "prompt_lookup_max": _LONGEST_NGRAM})
-    if plan.draft == OWN_LAYER:
-        return json.dumps({"method": OWN_LAYER, **tokens})
-    return json.dumps({"model": plan.draft, **tokens})
+        config["prompt_lookup_max"] = _LONGEST_NGRAM
+    return json.dumps(config)
 
 
 def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:

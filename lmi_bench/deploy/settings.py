@@ -145,12 +145,13 @@ class Stated(Settings):
                 raise InputError(f"--goal latency is one request at a time, not {self.max_batch}")
             object.__setattr__(self, "max_batch", 1)
 
-    def describe(self) -> str:
-        """The options, for display."""
+    def added_to(self, basis: str) -> str:
+        """The basis of a plan, with the options that the user states."""
         given = (each for each in stated(self) if each.name != "goal")
-        return ", ".join(
+        flags = ", ".join(
             f"{each.option.name_of(each.name)} {getattr(self, each.name)}" for each in given
         )
+        return f"{basis}; stated: {flags}" if flags else basis
 
 
 NOTHING: Final = Stated()

@@ -231,9 +231,7 @@ def levels_of_run(
         where, machine = find_instance(str(name)), None
     placed = from_run.PlacedRun(run, where, stated.tensor_parallel)
     setup = Setup(shape, where, placed.degree, dtype, kv_dtype=facts.kv_dtype)
-    cells = []
-    if run.levels:
-        cells = from_run.cells_from_run(placed, shape, dtype=dtype)
+    cells = from_run.cells_from_run(placed, shape, dtype=dtype) if run.levels else []
     if name != LOCAL_NAME:
         base = from_run.prior_for_run(run, cells or [MeasuredLevel(setup, 1, 1, Load(1), 1)])
     else:

@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -106,11 +107,7 @@ def _listed(name: str, items: Iterable[Any]) -> Iterator[Row]:
     """
     columns = [row for row in read_rows("catalog_columns.csv", "jobs") if row["table"] == name]
     sorted_by = sorted((row["sorted"], row["value"]) for row in columns if row["sorted"])
-
-    def place(item: Any) -> list[Any]:
-        return [value_at(item, path) for _, path in sorted_by]
-
-    for item in sorted(items, key=place):
+    for item in sorted(items, key=lambda each: [value_at(each, path) for _, path in sorted_by]):
         row: Row = {}
         for column in columns:
             paths = column["value"].split()
@@ -134,16 +131,13 @@ def _profiles() -> Iterator[Row]:
 
 def _prices() -> Iterator[Row]:
     today = dt.datetime.now(tz=dt.UTC).date()
-    machines = [
-        (on_platform(each, platform), platform)
-        for platform in ("sagemaker", "ec2")
-        for each in all_instances()
-    ]
-    for each, platform in machines:
-        if each.price_usd_per_hour is not None:
-            day = price_day(each)
-            date, age_days = (str(day), (today - day).days) if day else ("", 0)
-            yield {"machine": each, "platform": platform, "date": date, "age_days": age_days}
+    for platform in ("sagemaker", "ec2"):
+        for machine in all_instances():
+            each = on_platform(machine, platform)
+            if each.price_usd_per_hour is not None:
+                day = price_day(each)
+                date, age_days = (str(day), (today - day).days) if day else ("", 0)
+                yield {"machine": each, "platform": platform, "date": date, "age_days": age_days}
 
 
 def _images(region: str | None) -> Iterator[Row]:
@@ -162,22 +156,18 @@ def refresh(settings: RefreshSettings, listener: Listener) -> tuple[Path, str, M
     Returns the file, the prices' date, and how many of them each platform got. Raises InputError if
     they cannot be had whole; the file is unchanged then.
     """
-    today = str(dt.datetime.now(tz=dt.UTC).date())
     found: dict[tuple[str, str], FreshPrice] = {}
     if settings.file is not None:
         service, day, products = _offer(settings.file)
         source = f"{FRESH_SOURCE} {settings.file.name}"
         found |= _fresh(products, service, settings.region, day, source)
     else:
-        source, day = f"{FRESH_SOURCE} API", today
+        source, day = f"{FRESH_SOURCE} API", str(dt.datetime.now(tz=dt.UTC).date())
         for service in _SERVICES:
             listener.step(f"asking {source} for {service} in {settings.region}")
             products = _download(service, settings.region)
             found |= _fresh(products, service, settings.region, day, source)
-    file = save_fresh_prices(found)
-    platforms = [platform for _, platform in found]
-    counts = {each: platforms.count(each) for each in _SERVICES.values() if each in platforms}
-    return file, day, counts
+    return save_fresh_prices(found), day, Counter(platform for _, platform in found)
 
 
 def _download(service: str, region: str) -> list[Any]:

@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
+from pydantic import BaseModel, ValidationError
 
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import plural
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 
-M = TypeVar("M", bound="BaseModel")
+M = TypeVar("M", bound=BaseModel)
 _NEEDED = ("recommended", "model", "input_tokens", "output_tokens")
 
 
@@ -25,8 +24,6 @@ def checked(kind: type[M], content: object, *, source: str, expected: str) -> M:
 
     expected  what such a file contains
     """
-    from pydantic import ValidationError
-
     try:
         return kind.model_validate(content)
     except ValidationError as exc:

@@ -148,6 +148,7 @@ class PlannedDay:
             values = {**asdict(result), "paid": list(result.paid)}
             return {**values, "usd_per_day": result.cost_usd(self.price)}
 
+        policies = [each.to_json(self.price) for each in self.policies]
         return {
             "schema_version": 1,
             "chosen": "scaled" if self.plan.scales else "flat",
@@ -159,11 +160,7 @@ class PlannedDay:
             "scaled": day(self.plan.scaled),
             "flat": day(self.plan.flat),
             "commitment": None if self.commitment is None else asdict(self.commitment),
-            **(
-                {"policies": [each.to_json(self.price) for each in self.policies]}
-                if self.policies
-                else {}
-            ),
+            **({"policies": policies} if policies else {}),
         }
 
 

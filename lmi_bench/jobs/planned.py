@@ -264,11 +264,9 @@ def _kinds(
             "trace, not recorded conversations or a dataset"
         )
     if workload.turns is not None and planned is not None:
-        requests_of = planned.at(1.0)
-        drawn = [requests_of(number) for number in range(_MOST_KINDS)]
+        drawn = map(planned.at(1.0), range(_MOST_KINDS))
         yield from _thinned([(each.input_tokens, each.output_tokens) for each in drawn])
-        return
-    if workload.mix:
+    elif workload.mix:
         for kind in workload.mix:
             yield RequestKind(kind.input_tokens, kind.output_tokens, kind.share)
     elif workload.trace is not None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lmi_bench.analysis.fit import from_run
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, Variation
@@ -28,6 +28,7 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.scenario import DEFAULT_MODEL, load_scenario, read_yaml
+from lmi_bench.core.scenario_sections import Section
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.images import machine_problem
 from lmi_bench.jobs import planned
@@ -289,7 +290,7 @@ def _from_profile(settings: RecommendSettings) -> Basis:
         raise InputError("--kv-tokens is of one layout: give one --instance and one --tp")
     return Basis(
         find_profile(settings.profile, settings.kv_tokens),
-        _machines(settings, default=None),
+        _machines(settings, None),
         planned.planned_workload(model, dtype, prompt, output),
         model,
         notes=tuple(text for text in notes if text is not None),
@@ -333,8 +334,7 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
         lengths[1] if settings.output_tokens is None else settings.output_tokens,
     )
     loads = [] if shape.name != measured_shape.name else _loads(placed, workload, listener)
-    default = None if local is None else (local,)
-    machines = _machines(settings, default=default)
+    machines = _machines(settings, local)
     assumed = any("lengths" in run.manifest.scenario.unrecorded for run in runs)
     return Basis(profile, machines, workload, model, accuracy, tuple(loads), assumed=assumed)
 
@@ -412,26 +412,21 @@ def _placed(
     return from_run.PlacedRun(run, find_instance(machine), int(degree) if degree else None)
 
 
-def _machines(
-    settings: RecommendSettings, *, default: tuple[Instance, ...] | None
-) -> tuple[Instance, ...] | None:
-    """The machines named by the user; `local` is this one, measured."""
+def _machines(settings: RecommendSettings, local: Instance | None) -> tuple[Instance, ...] | None:
+    """The machines named by the user, else this one if it was measured as `local`."""
     if not settings.instances:
-        return default
-    local = default if default and default[0].instance_type == LOCAL_NAME else ()
+        return None if local is None else (local,)
     return tuple(
         planned.named_machine(name, settings.price_list)
         if name != LOCAL_NAME
-        else next(iter(local), None) or _this_machine(settings, find_profile(settings.profile))
+        else local or _this_machine(settings, find_profile(settings.profile))
         for name in settings.instances
     )
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
+class _Model(Section):
     model: str
-    rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    rate_per_s: Annotated[float, Field(gt=0)]
     input_tokens: Annotated[int, Field(ge=1)]
     output_tokens: Annotated[int, Field(ge=1)]
     name: str | None = None
@@ -439,9 +434,7 @@ class _Model(BaseModel):
     slo: tuple[str, ...] = ()
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _File(Section):
     models: Annotated[tuple[_Model, ...], Field(min_length=1)]
 
 

@@ -157,7 +157,6 @@ def _overrides(
         _FEWEST_REQUESTS,
         math.ceil(_LATENCIES * running),  # Little: so many latencies, to be steady for most of it
         *(2 * samples_needed(QUANTILES.get(parse_slo(slo).statistic, 0.5)) for slo in slos),
-        0,
     )
     lengths: dict[str, Any] = {
         "workload.input_tokens": question.input_tokens,

@@ -34,8 +34,7 @@ class JsonLinesSplitter:
 
     def close(self) -> list[bytes]:
         """The last line, if it has no newline."""
-        line, self._unfinished = self._unfinished.strip(), b""
-        return [line] if line else []
+        return self.feed(b"\n")
 
 
 class SseSplitter:
@@ -72,12 +71,7 @@ class SseSplitter:
 
     def close(self) -> list[bytes]:
         """The data of an event without its closing blank line."""
-        payloads: list[bytes] = []
-        if self._unfinished:
-            self._take_line(self._unfinished, payloads)
-            self._unfinished = b""
-        self._take_line(b"", payloads)
-        return payloads
+        return self.feed(b"\n\n")
 
     def _only_event(self, data: bytes) -> bytes | None:
         """Fast path: the data of a read that is exactly one plain event, as nearly all are."""

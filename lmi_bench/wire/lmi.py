@@ -59,10 +59,8 @@ class LmiFormat(JsonFormat):
         """Text of an era A or B line that holds a token and nothing else."""
         try:
             line = orjson.loads(payload)
-            if len(line) != 1:
-                return None
             token = line["token"]
-            if token.get("error_msg"):
+            if len(line) != 1 or token.get("error_msg"):
                 return None
             text = token["text"]
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):

@@ -36,7 +36,37 @@ class _OpenAiFormat(SseFormat):
     def event(self, reply: dict[str, Any]) -> WireEvent:
         if reply.get("error") or reply.get("object") == "error":
             return error_event(reply)
-        return _read_chunk(reply)
+        usage, metrics = reply.get("usage") or {}, reply.get("metrics") or {}
+        counts: dict[str, Any] = {
+            "input_tokens": usage.get("prompt_tokens"),
+            "output_tokens": usage.get("completion_tokens"),
+            "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            # vLLM --enable-per-request-metrics: its TTFT begins when the request is scheduled
+            "queue_ms": _time_ms(metrics.get("queue_time_ms")),
+            "prefill_ms": _time_ms(metrics.get("time_to_first_token_ms")),
+        }
+        choices = reply["choices"]
+        if choices is None and reply.get("usage") is None:
+            raise TypeError("neither choices nor usage")
+        if not choices:
+            return WireEvent(**counts)
+        choice = choices[0]
+        unstreamed = "message" in choice or (
+            reply.get("object") == "text_completion" and choice.get("finish_reason") and usage
+        )
+        token_ids = choice.get("token_ids")
+        thought, text = _choice_text(choice)
+        if not isinstance(text, str):
+            raise TypeError("its text is not a string")
+        return WireEvent(
+            text=thought + text,
+            token_ids=tuple(token_ids or ()),
+            token_count=None if token_ids is None else len(token_ids),
+            finish_reason=choice.get("finish_reason"),
+            **counts,
+            reasoning=bool(thought) and not text,
+            end=bool(unstreamed),
+        )
 
     def plain_text(self, payload: bytes) -> str | None:
         """Text of a chunk whose only choice adds text and nothing else."""
@@ -116,40 +146,6 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
         fields["ignore_eos"] = True
         fields["min_tokens"] = request.output_tokens
     return fields
-
-
-def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
-    usage, metrics = chunk.get("usage") or {}, chunk.get("metrics") or {}
-    counts: dict[str, Any] = {
-        "input_tokens": usage.get("prompt_tokens"),
-        "output_tokens": usage.get("completion_tokens"),
-        "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-        # vLLM --enable-per-request-metrics: its TTFT begins when the request is scheduled
-        "queue_ms": _time_ms(metrics.get("queue_time_ms")),
-        "prefill_ms": _time_ms(metrics.get("time_to_first_token_ms")),
-    }
-    choices = chunk["choices"]
-    if choices is None and chunk.get("usage") is None:
-        raise TypeError("neither choices nor usage")
-    if not choices:
-        return WireEvent(**counts)
-    choice = choices[0]
-    unstreamed = "message" in choice or (
-        chunk.get("object") == "text_completion" and choice.get("finish_reason") and usage
-    )
-    token_ids = choice.get("token_ids")
-    thought, text = _choice_text(choice)
-    if not isinstance(text, str):
-        raise TypeError("its text is not a string")
-    return WireEvent(
-        text=thought + text,
-        token_ids=tuple(token_ids or ()),
-        token_count=None if token_ids is None else len(token_ids),
-        finish_reason=choice.get("finish_reason"),
-        **counts,
-        reasoning=bool(thought) and not text,
-        end=bool(unstreamed),
-    )
 
 
 def _time_ms(value: object) -> float | None:

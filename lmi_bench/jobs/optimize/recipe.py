@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -205,14 +206,11 @@ def plan_job(
     variants = [(BASELINE, recipe.settings(None))]
     variants += [(variant.name, recipe.settings(variant)) for variant in recipe.variants]
     needs = [memory_need(recipe, shape, each, engine) for each, engine in variants]
-
-    def machine_for(bytes_: int, devices: int) -> Instance | None:
-        return cheapest_machine(bytes_, all_instances(), devices=devices)
-
+    machine_for = partial(cheapest_machine, instances=all_instances())
     return (
         shape.name,
-        [(need, machine_for(need.peak_bytes, need.devices)) for need in needs],
-        machine_for(max(n.peak_bytes for n in needs), max(n.devices for n in needs)),
+        [(need, machine_for(need.peak_bytes, devices=need.devices)) for need in needs],
+        machine_for(max(n.peak_bytes for n in needs), devices=max(n.devices for n in needs)),
     )
 
 

@@ -17,7 +17,7 @@ from lmi_bench.analysis.results.repeats import pooled_run, spread
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EngineError, InputError
-from lmi_bench.core.listener import SILENT, Listener, Silent
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
 from lmi_bench.core.units import s_to_ms
@@ -34,7 +34,7 @@ from lmi_bench.jobs.optimize.recipe import (
     stated_recipe,
 )
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
-from lmi_bench.jobs.sweep.run import sweep_scenario
+from lmi_bench.jobs.sweep.run import only, sweep_scenario
 from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import held_out_text, make_new_folder
 from lmi_bench.report.html import render_html
@@ -71,13 +71,9 @@ def measure_quality(
 def measure_products(parts: EngineParts, concurrency: Sequence[int]) -> dict[int, float]:
     """Seconds of a decode step's matrix products, by the number of sequences; empty if they cannot
     be timed. Call it before `measure_quality`."""
-
-    async def measure() -> dict[int, float]:
-        sizes = sorted({min(concurrency), max(concurrency)})
-        times = {rows: await parts.loaded.time_products(rows) for rows in sizes}
-        return {rows: time_s for rows, time_s in times.items() if time_s is not None}
-
-    return asyncio.run(measure())
+    sizes = sorted({min(concurrency), max(concurrency)})
+    times = {rows: asyncio.run(parts.loaded.time_products(rows)) for rows in sizes}
+    return {rows: time_s for rows, time_s in times.items() if time_s is not None}
 
 
 async def _score(parts: EngineParts, text_ids: Sequence[int]) -> list[float]:
@@ -165,13 +161,6 @@ class MeasuredVariant:
         levels = [line for run in self.rounds for line in run.levels]
         records = [sent for run in self.rounds for sent in run.records]
         return pooled_run(replace(self.rounds[0], levels=levels, records=records))
-
-
-class _Quiet(Silent):
-    """A listener for a variant's sweep: passes on all but the notes, which repeat the variant's."""
-
-    def __init__(self, listener: Listener) -> None:
-        vars(self).update(warn=listener.warn, step=listener.step, progress=listener.progress)
 
 
 def optimize(
@@ -318,9 +307,10 @@ def _sweep(scenario: Scenario, folder: Path, name: str, listener: Listener) -> R
     An invalid level has no ratio to the baseline, and a sweep is short compared with loading.
     """
     run = None
+    heard = only(listener, "warn", "step", "progress")  # its notes repeat the variant's
     for attempt in range(1, _MOST_SWEEPS + 1):
         out = folder / (name if attempt == 1 else f"{name}-{attempt}")
-        run = sweep_scenario(scenario, listener=_Quiet(listener), out=out).run
+        run = sweep_scenario(scenario, listener=heard, out=out).run
         levels = [] if run is None else run.levels
         invalid = next((level for level in levels if not level.valid), None)
         if invalid is None:

@@ -34,14 +34,8 @@ class DeploySettings(Settings):
             raise InputError("give a file of `recommend --json`, or --model and --instance")
         if self.recommendation is not None and (self.model or self.instance):
             raise InputError("give a recommendation, or --model and --instance, not both")
-        self._check_platform()
-        if self.recommendation is not None and self.stated.typical_tokens is not None:
-            raise InputError("--typical-tokens: a recommendation has its workload's; leave it out")
-
-    def _check_platform(self) -> None:
-        """Raise InputError for options of the other platform, which would have no effect."""
         server, endpoint = self.server, self.endpoint
-        given = {
+        given = {  # which have no effect on Kubernetes
             "--components": endpoint.components,
             "--role-arn": endpoint.role_arn != EndpointSettings().role_arn,
             "--region": server.region != Server().region,
@@ -56,6 +50,8 @@ class DeploySettings(Settings):
             server.is_kubernetes and endpoint.max_instances
         ):
             raise InputError("--prometheus is for --platform kubernetes with --max-instances")
+        if self.recommendation is not None and self.stated.typical_tokens is not None:
+            raise InputError("--typical-tokens: a recommendation has its workload's; leave it out")
 
 
 @dataclass(frozen=True, slots=True)

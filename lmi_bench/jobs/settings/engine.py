@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from lmi_bench.core.engine_fields import BatchingFields, ModelFields
 from lmi_bench.core.option import Option, Stated, overrides
+from lmi_bench.engine.quantization import parse_scheme
 
 STEP_TRACE: Final = Option("File for a Chrome trace of the engine's steps and requests.")
 _NOT_OF_STEPS: Final = (
@@ -29,7 +30,5 @@ def stated_settings(*groups: Any) -> dict[str, Any]:
     found = {name: value for group in groups for name, value in overrides(group).items()}
     stated = {name.removeprefix("engine."): value for name, value in found.items()}
     if "quantize" in stated:
-        from lmi_bench.engine.quantization import parse_scheme
-
         stated["quantize"] = parse_scheme(stated["quantize"]).value
     return stated

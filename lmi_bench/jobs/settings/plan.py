@@ -170,7 +170,16 @@ class CalibrateSettings(Settings):
 
     def _check(self) -> None:
         if self.on is not None:
-            self._check_capture(self.on)
+            if self.sources:
+                raise InputError(
+                    f"--on {self.on} measures its own levels: leave {self.sources[0]} out, or fit "
+                    "all runs together afterwards"
+                )
+            if "://" in self.on and self.instance is None:
+                raise InputError(
+                    f"--on {self.on} does not say which machine answers: add --instance, such as "
+                    "--instance ml.g5.2xlarge, or --instance local for this one"
+                )
             return
         for flag in ("run_dir", "keep", "engine", "header"):
             if getattr(self, flag):
@@ -184,18 +193,6 @@ class CalibrateSettings(Settings):
             )
         if self.out is not None:
             raise InputError("--out needs measured levels: nothing was fitted")
-
-    def _check_capture(self, target: str) -> None:
-        if self.sources:
-            raise InputError(
-                f"--on {target} measures its own levels: leave {self.sources[0]} out, or fit all "
-                "runs together afterwards"
-            )
-        if "://" in target and self.instance is None:
-            raise InputError(
-                f"--on {target} does not say which machine answers: add --instance, such as "
-                "--instance ml.g5.2xlarge, or --instance local for this one"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,29 +22,11 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.result import SweepResult
-from lmi_bench.jobs.sweep.run import read_options, read_scenario, sweep_scenario
+from lmi_bench.jobs.sweep.run import only, read_options, read_scenario, sweep_scenario
 from lmi_bench.targets.bench import Access
 
 KEY_OF_B = "LMI_BENCH_API_KEY_B"
 DEFAULT_UNTIL = {"closed": "throughput +-3%", "open": "e2e_p50 +-3%"}
-
-
-@dataclass(frozen=True)
-class _LaterRounds:
-    """Passes warnings and progress on; what the first round has noted is not said again."""
-
-    told: Listener
-
-    def note(self, text: str) -> None:
-        """Ignore it."""
-
-    step = note
-
-    def warn(self, text: str) -> None:
-        self.told.warn(text)
-
-    def progress(self, description: str, done: float, total: float | None) -> None:
-        self.told.progress(description, done, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +78,12 @@ def sweep_against(settings: SweepSettings, listener: Listener = SILENT) -> Conte
         of_b = replace(of_b, access=Access(os.environ.get(KEY_OF_B)))
     contest = Contest(())
     for rounds in range(1, MAX_ATTEMPTS + 1):
+        # what the first round has noted is not said again
+        heard = listener if rounds == 1 else only(listener, "warn", "progress")
         order = sorted(sides, reverse=rounds % 2 == 0)  # A B, B A: neither is always the second
         found: dict[Path, SweepResult] = {}
         for folder in order:
             here = replace(options if folder.name == "a" else of_b, rounds=rounds)
-            heard: Listener = listener if rounds == 1 else _LaterRounds(listener)
             found[folder] = sweep_scenario(sides[folder], here, heard, out=folder, resume=True)
             if found[folder].interrupted or found[folder].failed:
                 return replace(contest, sides=list(found.values()))

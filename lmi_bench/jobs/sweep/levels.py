@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lmi_bench.analysis.results.early_stop import QuantileWatch, StopWhen, parse_stop_when
 from lmi_bench.analysis.results.latency import summarise_level
@@ -58,7 +59,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     box = TimeBox(None) if time_box is None else time_box
     load = scenario.load
     stop = None if load.stop_when is None else parse_stop_when(load.stop_when)
-    summarise_one = _summarise(scenario, stop)
+    summarise_one = partial(_summarise, scenario, stop)
     if not load.is_adaptive:
         levels, rules = levels_of(scenario), StopRules()
         if stop is not None:
@@ -91,10 +92,9 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
             return None  # saturated before an SLO broke: more users would only wait
         return seek(finished)
 
-    found_miss = miss_watch(scenario)
-
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
-        return None if spec.index in of_curve else found_miss(spec)  # a knee needs whole levels
+        # a knee needs whole levels
+        return None if spec.index in of_curve else miss_watch(scenario, spec)
 
     def summarise(run: LevelRun) -> Level:
         return replace(summarise_one(run), search=judge_level(run, slos))
@@ -111,30 +111,22 @@ def _until_steady(rule: NextLevel, scenario: Scenario, box: TimeBox) -> NextLeve
     return until_steady(rule, most, fits=box.fits, note=box.note)
 
 
-def miss_watch(scenario: Scenario) -> Callable[[LevelSpec], Callable[[RequestRecord], bool] | None]:
-    """Watchers of levels with a number of requests, which end them at a certain miss of an SLO."""
+def miss_watch(scenario: Scenario, spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
+    """A watcher that ends a level with a number of requests at a certain miss of an SLO."""
     slos = tuple(parse_slo(text) for text in scenario.slo)
-
-    def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
-        return CertainMiss(slos, spec).add if slos and spec.num_requests is not None else None
-
-    return watch
+    return CertainMiss(slos, spec).add if slos and spec.num_requests is not None else None
 
 
-def _summarise(scenario: Scenario, stop: StopWhen | None) -> Callable[[LevelRun], Level]:
-    """Summarises a level; marks it if its prompts share prefixes on purpose, for a cache."""
+def _summarise(scenario: Scenario, stop: StopWhen | None, run: LevelRun) -> Level:
+    """Summarise a level; mark it if its prompts share prefixes on purpose, for a cache."""
     expected = True if scenario.workload.begins_alike else None
-
-    def summarise(run: LevelRun) -> Level:
-        line = replace(summarise_level(run), cached_prompt_expected=expected)
-        if stop is None:
-            return line
-        watch = QuantileWatch(stop, run.spec)
-        for record in run.records:
-            watch.add(record)
-        return replace(line, known=watch.known)
-
-    return summarise
+    line = replace(summarise_level(run), cached_prompt_expected=expected)
+    if stop is None:
+        return line
+    watch = QuantileWatch(stop, run.spec)
+    for record in run.records:
+        watch.add(record)
+    return replace(line, known=watch.known)
 
 
 def _search(scenario: Scenario, slos: tuple[Slo, ...], sizes: LevelSizes) -> SloSearch:

@@ -102,10 +102,9 @@ def likely_level_s(spec: LevelSpec, finished: Sequence[Level]) -> float:
     Levels with a price state their time with the warm-up, others without.
     """
     if spec.num_requests is None or spec.concurrency is None:
-        known_s = spec.duration_s or 0.0
-        if not known_s and spec.num_requests is not None and spec.rate_per_s is not None:
-            known_s = spec.num_requests / spec.rate_per_s
-        return known_s
+        if spec.duration_s or spec.num_requests is None or spec.rate_per_s is None:
+            return spec.duration_s or 0.0
+        return spec.num_requests / spec.rate_per_s
     rates: dict[int, float] = {}
     for line in finished:
         users, took_s = line.load.concurrency, line.elapsed_s or line.wall_s
@@ -186,9 +185,6 @@ class Budget:
         return price
 
 
-NO_BUDGET = Budget()
-
-
 @dataclass(slots=True, eq=False)
 class Spend:
     """Follows one sweep's cost, level by level.
@@ -199,7 +195,7 @@ class Spend:
 
     usd_per_hour: float | None
     max_usd: float | None = field(default=None, kw_only=True)
-    count_instances: Callable[[], int | None] | None = field(default=None, kw_only=True)
+    count_instances: Callable[[], int | None] = field(default=lambda: None, kw_only=True)
     note: Callable[[str], None] = field(default=lambda _: None, kw_only=True)
     clock: Callable[[], float] = field(default=loop_time_s, kw_only=True)
     _started_s: float | None = field(default=None, init=False)
@@ -216,9 +212,7 @@ class Spend:
             if self._started_s is None:
                 self._started_s = now_s
                 self._earlier_usd = (finished[-1].spent_usd or 0.0) if finished else 0.0
-                self._instances = (
-                    self.count_instances() if self.count_instances is not None else None
-                )
+                self._instances = self.count_instances()
             spec = rule(finished)
             self._level_started_s = now_s
             if spec is None or self.max_usd is None or self.usd_per_hour is None:
@@ -272,7 +266,7 @@ class Spend:
 
     def _with_instances(self, line: Level) -> Level:
         """The level with its number of instances; invalid if that changed during the level."""
-        if self.count_instances is None or (now := self.count_instances()) is None:
+        if (now := self.count_instances()) is None:
             return line
         before, self._instances = self._instances, now
         if before is None or before == now:
@@ -284,8 +278,7 @@ class Spend:
         reason = (
             f"the endpoint went from {before} to {now} instances during the level: run it again"
         )
-        others = [line.invalid_reason] if line.invalid_reason else []
-        invalid_reason = "; ".join([*others, reason])
+        invalid_reason = "; ".join(filter(None, (line.invalid_reason, reason)))
         return replace(line, instances=now, valid=False, invalid_reason=invalid_reason)
 
 

@@ -90,18 +90,13 @@ class LiveReport:
 def _listening(port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise InputError(f"--live {port}: a port is 0 (a free one) to 65535")
-    listening = socket.socket()
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((_HOST, port))
-        listening.listen()
+        return socket.create_server((_HOST, port))
     except OSError as exc:
-        listening.close()
         raise InputError(
-            f"--live {port}: cannot listen on {_HOST}:{port}: {exc.strerror}; name "
+            f"--live {port}: cannot listen on {_HOST}:{port}: {os.strerror(exc.errno or 0)}; name "
             "another port, or none for a free one"
         ) from exc
-    return listening
 
 
 def _start(fd: int | None) -> subprocess.Popen[bytes]:

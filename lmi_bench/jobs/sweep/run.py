@@ -1,16 +1,15 @@
 """One sweep: a scenario's target is opened, its levels are run, and the results are saved."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_run
@@ -18,7 +17,7 @@ from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
-from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts, read_manifest
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import MANIFEST, RunStore, is_unstarted, load_run
@@ -39,14 +38,12 @@ from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.hosts import JOIN, parse_address, parse_hosts
 from lmi_bench.loadgen.run.level_runner import Progress
 from lmi_bench.loadgen.run.sweep import run_sweep
+from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
 from lmi_bench.targets.applies import kind_of, refuse_idle, refuse_tokens, stated_names
 from lmi_bench.targets.bench import NO_ACCESS, Access, Bench, read_headers
 from lmi_bench.targets.open import open_bench
 
-if TYPE_CHECKING:
-    from lmi_bench.engine.chrome_trace import ChromeTrace
-    from lmi_bench.loadgen.run.worker_pool import WorkerPool
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?")  # an address without its http://
 
 
@@ -66,9 +63,9 @@ class SweepOptions:
     """
 
     access: Access = NO_ACCESS
-    budget: limits.Budget = limits.NO_BUDGET
+    budget: limits.Budget = field(default_factory=limits.Budget)
     slo: SloOptions = AS_STATED
-    client: watch.Client = watch.AUTO_CLIENT
+    client: watch.Client = field(default_factory=watch.Client)
     trace: Path | None = None
     cloudwatch_wait_s: float = watch.DEFAULT_WAIT_S
     max_time: str | None = None
@@ -80,6 +77,13 @@ class SweepOptions:
 
 
 DEFAULT_OPTIONS = SweepOptions()
+
+
+def only(listener: Listener, *kinds: str) -> Listener:
+    """A listener that passes on messages of these kinds, such as `warn`, and ignores the others."""
+    heard = Silent()
+    vars(heard).update({kind: getattr(listener, kind) for kind in kinds})
+    return heard
 
 
 def sweep(settings: SweepSettings, listener: Listener = SILENT) -> SweepResult:
@@ -156,7 +160,7 @@ def sweep_scenario(
                 f"{out} is finished, {len(found.levels)} level(s): nothing is left to send"
             )
             return found
-        tracer: ChromeTrace | None = None
+        tracer = None
         if options.trace is not None:
             from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
 
@@ -197,14 +201,14 @@ def _measure(
     rule = level_rule(scenario, time_box)
     stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
     if options.stop_at_miss:
-        stop_rules = replace(stop_rules, watch=miss_watch(scenario))
+        stop_rules = replace(stop_rules, watch=partial(miss_watch, scenario))
     most = math.inf if options.rounds is None else options.rounds
     in_rounds = limits.up_to(rule.levels, lambda spec, _: spec.repeat < most)
     rule = replace(rule, stop_rules=stop_rules, levels=in_rounds)
     spend = limits.Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
-        count_instances=bench.count_instances,
+        count_instances=bench.count_instances or (lambda: None),
         note=listener.note,
     )
     server = watch.open_server_watch(bench, options.client)

@@ -5,14 +5,13 @@ cache. The second one is warm: weights in the page cache, compiled kernels and g
 second server is the one that is measured. An answer is two tokens, of the first request that works.
 """
 
-import functools
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lmi_bench.core.errors import InputError
@@ -51,15 +50,9 @@ def measured_startup(
     probe = open_probe(scenario, access.all_headers(scenario.protocol), listener)
     if _why_no_answer(probe, scenario) is None:
         raise InputError(f"--measure-startup: a server answers at {probe.url} already: end it")
-
-    def start(name: str) -> AbstractContextManager[float]:
-        title = f"{name} start of the server"
-        tell = functools.partial(listener.progress, title, total=None)
-        return _started(command, functools.partial(_why_no_answer, probe, scenario), tell)
-
-    with start("cold") as cold_s:
+    with _started("cold", command, probe, scenario, listener) as cold_s:
         pass
-    with start("warm") as warm_s:
+    with _started("warm", command, probe, scenario, listener) as warm_s:
         listener.note(f"start to first answer: {cold_s:.2f} s cold, {warm_s:.2f} s warm")
         facts = {"startup_cold_s": round(cold_s, 3), "startup_warm_s": round(warm_s, 3)}
         yield {**facts, "startup_command": command}  # redacted when it is written
@@ -77,10 +70,10 @@ def _why_no_answer(probe: Probe, scenario: Scenario) -> str | None:
 
 @contextmanager
 def _started(
-    command: str, why_no_answer: Callable[[], str | None], tell: Callable[[float], None]
+    name: str, command: str, probe: Probe, scenario: Scenario, listener: Listener
 ) -> Iterator[float]:
     """The command's server from its first answer to the end of the block; gives the seconds from
-    the command to that answer, which `tell` is told while they pass."""
+    the command to that answer, which are the start's progress while they pass."""
     with tempfile.TemporaryFile() as said:
         began_s = time.monotonic()
         server = subprocess.Popen(  # noqa: S603 - the user's own command
@@ -91,8 +84,9 @@ def _started(
             start_new_session=True,
         )
         try:
-            while (why := why_no_answer()) is not None:
-                tell(time.monotonic() - began_s)
+            while (why := _why_no_answer(probe, scenario)) is not None:
+                took_s = time.monotonic() - began_s
+                listener.progress(f"{name} start of the server", took_s, None)
                 if server.poll() is not None or time.monotonic() > began_s + START_LIMIT_S:
                     said.seek(0)
                     words = said.read().decode("utf-8", "replace").strip().splitlines()

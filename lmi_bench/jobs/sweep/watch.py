@@ -51,9 +51,6 @@ class Client:
         return "--hosts" if self.hosts else f"--workers {self.workers}"
 
 
-AUTO_CLIENT = Client()
-
-
 @contextmanager
 def open_pool(
     bench: Bench, access: Access, salt: str, prompts: Prompts, client: Client, listener: Listener
@@ -96,15 +93,16 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     Raises InputError for an option that does not fit the target.
     """
     load = bench.scenario.load
-    several = client.source
     if (client.hosts or client.workers not in (1, "auto")) and (
         load.max_sessions is not None
         or load.max_in_flight is not None
         or isinstance(bench.scenario.client.connections, int)
     ):
-        raise InputError(f"{several}: a cap on requests needs a single process; leave it out")
+        raise InputError(f"{client.source}: a cap on requests needs a single process; leave it out")
     if client.hosts and client.workers != "auto":
-        raise InputError(f"{several} and --workers: write local*4 among the hosts for four here")
+        raise InputError(
+            f"{client.source} and --workers: write local*4 among the hosts for four here"
+        )
     urls = client.metrics_urls
     headers: dict[str, str] = {}
     for url in urls:
@@ -116,20 +114,16 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
         if why_unreadable(own, headers, bench.tls_context) is None:
             urls = (own,)
     address = urllib.parse.urlsplit(own or "")
-    if address.hostname in _LOCAL_HOSTS:
-        power, cpu = open_gpu_power(), HostCpu(address.port or 80)
-    else:
-        power = cpu = None
-    if not urls and cpu is None:
+    is_here = address.hostname in _LOCAL_HOSTS
+    if not urls and not is_here:
         return None
-    alike = bench.scenario.workload.begins_alike
     return ServerWatch(
         urls,
         headers=headers,
         context=bench.tls_context,
-        power=power,
-        cpu=cpu,
-        shares_prefixes=alike,
+        power=open_gpu_power() if is_here else None,
+        cpu=HostCpu(address.port or 80) if is_here else None,
+        shares_prefixes=bench.scenario.workload.begins_alike,
     )
 
 
