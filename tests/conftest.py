@@ -6,6 +6,8 @@ import gc
 import os
 import signal
 
+import pytest
+
 # Triton looks at it when it is first imported, which transformers may do before the tests of
 # its kernels are reached
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -16,7 +18,18 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish(session: object) -> None:
+def pytest_collection_finish() -> None:
     """Keep what all tests share out of later collections: each level of a sweep asks for one."""
+    _freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """So for what a module's tests have imported and cached."""
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()

@@ -104,7 +104,8 @@ def _counts_of_page(text: str) -> Mapping[str, Mapping[float, float]]:
 def _groups(buckets: Mapping[float, float]) -> list[tuple[float, float]]:
     """At most six (tokens, share) of a cumulative histogram, each the mean of its buckets.
 
-    A bucket counts at its middle; the last, unbounded one at 1.5 times its lower bound.
+    A bucket counts at its middle; the last, unbounded one at 1.5 times its lower bound. Neighbours
+    are joined, the smallest shares first, until at most six are left, which keeps the mean.
     Raises InputError if nothing was counted.
     """
     edges = sorted(buckets)
@@ -118,12 +119,6 @@ def _groups(buckets: Mapping[float, float]) -> list[tuple[float, float]]:
         if count > 0:
             parts.append((max(1.0, middle), count / whole))
         seen, low = buckets[edge], edge
-    return _merged(parts)
-
-
-def _merged(parts: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Join neighbours, the smallest shares first, until at most six are left; keeps the mean."""
-    parts = list(parts)
     while len(parts) > _MOST_GROUPS:
         at = min(range(len(parts) - 1), key=lambda i: parts[i][1] + parts[i + 1][1])
         (a, share_a), (b, share_b) = parts[at], parts[at + 1]

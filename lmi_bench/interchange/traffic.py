@@ -26,6 +26,7 @@ from lmi_bench.interchange.traffic_rows import (
     NAMES,
     Columns,
     LogFile,
+    as_number,
     as_object,
     filled,
     mapped,
@@ -59,7 +60,6 @@ _OTHER_WORK = re.compile(
     re.IGNORECASE,
 )
 _LENGTHS: Final = ["input", "output"]
-_NUMBERS = (int, float, str)
 _EMPTY = ("", None, "{}", "[]", "null", "None")
 _FAILURES = ("failure", "failed", "error")
 
@@ -184,7 +184,7 @@ def _read(columns: Columns, assume: tuple[float, float]) -> pd.DataFrame:
         "output": first("output" if "output" in given else "answer", _text),
     }
     characters = {kind: mapped(text, len) for kind, text in texts.items()}
-    counted = pd.DataFrame({kind: first(kind, _tokens) for kind in _LENGTHS}, dtype=float)
+    counted = pd.DataFrame({kind: first(kind, as_number) for kind in _LENGTHS}, dtype=float)
     known = counted.fillna(pd.DataFrame(characters, dtype=float) / _CHARACTERS_PER_TOKEN)
     found = known.fillna(dict(zip(_LENGTHS, assume, strict=True)))
     found["at_s"] = _seconds(first("time", _clock))
@@ -334,19 +334,6 @@ def _word(value: object) -> str | None:
     return None if value in _EMPTY or not isinstance(value, (str, int)) else str(value)
 
 
-def _tokens(value: object) -> float | None:
-    """A number of tokens, also as text; infinite and NaN are lengths that no request has."""
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return math.inf
-    except ValueError:
-        return None
-    return math.inf if math.isnan(number) else number
-
-
 def _blocks(value: object) -> str | None:
     """Ids of a prompt's blocks as text, each as one character."""
     if not isinstance(value, list):
@@ -362,7 +349,7 @@ def _clock(value: object) -> float | str | None:
     if isinstance(value, str) and (":" in value or "T" in value):  # a day alone is no time
         text = value.strip("[]")
         return re.sub(r"(/\d{4}):", r"\1 ", text) if _DATE.match(text) else None
-    if (number := _tokens(value)) is None or not 0 <= number < _LATEST:
+    if (number := as_number(value)) is None or not 0 <= number < _LATEST:
         return None
     while number > _EPOCH_MS_FROM:
         number /= 1000
@@ -408,7 +395,7 @@ def _left_out(columns: Columns, method: pd.Series, lengths: pd.DataFrame) -> pd.
     """Why each row is no answered call of an LLM with known lengths; empty if it is one."""
     first, is_web = columns.first, method.notna()
     status = first("status", _word)
-    code = mapped(status, _tokens).astype(float).replace(0, 200).fillna(200)
+    code = mapped(status, as_number).astype(float).replace(0, 200).fillna(200)
     reasons = {
         "failed": (code >= 400)
         | mapped(status, str.lower).isin(_FAILURES)

@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import re
 import time
 import zlib
@@ -305,6 +306,19 @@ def as_object(value: object) -> object:
         except ValueError:
             return value
     return value
+
+
+def as_number(value: object) -> float | None:
+    """A number, also as text, such as of tokens; infinite for NaN, which no count is."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return None
+    return math.inf if math.isnan(number) else number
 
 
 def _parsed(line: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.model import memory as model_memory
-from lmi_bench.analysis.model import roofline
+from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, Roofline
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -108,24 +108,21 @@ def batch(settings: settings_of.BatchSettings) -> Explanation:
         raise InputError(f"{device.name}: the data sheet has no peak in {dtype} or no bandwidth")
     size = format_.bits / model_memory.BITS_PER_BYTE
     value_bytes = model_memory.kv_bytes_per_value(dtype)
-    bare = roofline.critical_batch_size_without_cache(
-        bytes_per_weight=size, flop_per_s=peak, bandwidth_bytes_per_s=bandwidth
+    roof = Roofline(
+        peak,
+        bandwidth,
+        model_memory.weight_bytes(shape, dtype),
+        n * model_memory.kv_bytes_per_token(shape, bytes_per_value=value_bytes),
+        FLOP_PER_PARAMETER * shape.params_active,
     )
-    cached = roofline.critical_batch_size(
-        weight_bytes=model_memory.weight_bytes(shape, dtype),
-        params_active=shape.params_active,
-        bandwidth_bytes_per_s=bandwidth,
-        flop_per_s=peak,
-        mean_context_tokens=n,
-        kv_bytes_per_token=model_memory.kv_bytes_per_token(shape, bytes_per_value=value_bytes),
-    )
+    cached, bare = roof.critical_batch, size / FLOP_PER_PARAMETER * roof.ops_per_byte
     facts: dict[str, Any] = {
         "tera": peak / 1e12,
         "giga": bandwidth / 1e9,
         "size": size,
         "tokens": n,
     }
-    facts |= {"ratio": roofline.ops_per_byte(peak, bandwidth), "bare": bare, "cached": cached}
+    facts |= {"ratio": roof.ops_per_byte, "bare": bare, "cached": cached}
     facts |= {"prompt": (4 * n * n * d + 3 * n * n) / (8 * n * n + 8 * n * d)}
     if not shape.latent_kv_dim:
         heads, kv_heads = shape.num_heads, shape.num_kv_heads

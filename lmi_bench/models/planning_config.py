@@ -413,9 +413,8 @@ class TensorSizes:
         """The sizes as keys of a config.json that lacks them."""
         by_bytes = math.sqrt(self.num_bytes / 2 / 12 / self.layers)  # 12 matrices of h * h a layer
         vocab, hidden = self.shapes.get("embedding", (_VOCAB, round(by_bytes / 1024) * 1024))
-        (query, *_), (key, *_) = (
-            self.shapes.get("query", (hidden,)), self.shapes.get("key", (_KV_HEADS * _HEAD_DIM,))
-        )  # fmt: skip
+        query = self.shapes.get("query", (hidden,))[0]
+        key = self.shapes.get("key", (_KV_HEADS * _HEAD_DIM,))[0]
         head = math.gcd(_HEAD_DIM, math.gcd(query, key))
         return {
             "num_hidden_layers": self.layers,

@@ -12,7 +12,7 @@ from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
 from lmi_bench.catalog.tables import Row, read_rows
 from lmi_bench.core.level import LATENCY_KEY
 from lmi_bench.report.formats import number
-from lmi_bench.report.tables.levels import rule_title
+from lmi_bench.report.tables.levels import load_title, rule_title
 from lmi_bench.report.values import LATENCY, THROUGHPUT, Band, Curve, ReportView
 
 # Distinct for people with any colour vision, on white and on near-black (after Okabe and Ito).
@@ -92,8 +92,9 @@ def build_charts(view: ReportView) -> tuple[Chart, ...]:
     charts = [_latency_throughput(runs)]
     for axis in dict.fromkeys(curve.axis for curve in curves):
         same = [(curve, colour) for curve, colour in runs if curve.axis == axis]
-        charts.append(_throughput(same))
-        charts += [_percentiles(same, row) for row in _TEXTS.values() if row["metric"]]
+        suffix = "" if axis == "concurrency" else "-by-rate"
+        charts.append(_throughput(same, suffix))
+        charts += [_percentiles(same, suffix, row) for row in _TEXTS.values() if row["metric"]]
     charts += [_ttft_parts(curve, at) for at, curve in enumerate(curves) if curve.ttft_parts]
     return tuple(charts)
 
@@ -127,21 +128,16 @@ Runs = Sequence[tuple[Curve, str]]
 
 
 def _chart(
-    name: str,
-    curves: tuple[Curve, ...],
-    series: Sequence[Series],
-    x_title: str,
-    suffix: str = "",
-    said: str = "",
-    **more: Any,
+    name: str, runs: Runs, series: Sequence[Series], suffix: str = "", said: str = "", **more: Any
 ) -> Chart:
-    """The chart of this name.
+    """The chart of this name, over the runs' load.
 
-    said  of its series, in its description
-    more  other fields of `Chart`
+    suffix  tells charts of this name apart
+    said    of its series, in its description
+    more    other fields of `Chart`
     """
-    row = _TEXTS[name]
-    description = row["description"].format(said)
+    row, curves = _TEXTS[name], tuple(curve for curve, _ in runs)
+    description, x_title = row["description"].format(said), load_title(curves[0].axis)
     names, lines = (f"{row['anchor']}{suffix}", f"{name}{suffix}"), tuple(series)
     return Chart(*names, row["title"], description, x_title, row["y_title"], curves, lines, **more)
 
@@ -152,21 +148,18 @@ def _latency_throughput(runs: Runs) -> Chart:
         replace(_series(run, LATENCY), x=_finite(run[0].values[THROUGHPUT]), statistic="")
         for run in runs
     ]
-    curves, limits = tuple(curve for curve, _ in runs), _limit(series)
-    chart = _chart("latency-throughput", curves, series, _THROUGHPUT, has_knees=True)
-    return replace(chart, over_load=False, limits=limits)
+    chart = _chart("latency-throughput", runs, series, has_knees=True)
+    return replace(chart, x_title=_THROUGHPUT, over_load=False, limits=_limit(series))
 
 
-def _throughput(runs: Runs) -> Chart:
-    curves, x_title, suffix = _over_load(runs)
+def _throughput(runs: Runs, suffix: str) -> Chart:
     series, has_knees = [_series(run, THROUGHPUT) for run in runs], len(runs) == 1
     said = "Dashed upright lines mark the knees." if has_knees else ""
-    return _chart("throughput", curves, series, x_title, suffix, said, has_knees=has_knees)
+    return _chart("throughput", runs, series, suffix, said, has_knees=has_knees)
 
 
-def _percentiles(runs: Runs, row: Row) -> Chart:
+def _percentiles(runs: Runs, suffix: str, row: Row) -> Chart:
     """A latency over load, by statistic."""
-    curves, x_title, suffix = _over_load(runs)
     metric, unit, several = row["metric"], row["unit"], len(runs) > 1
     drawn = (
         _series(run, (metric, statistic))
@@ -175,19 +168,18 @@ def _percentiles(runs: Runs, row: Row) -> Chart:
     )
     series = [each for each in drawn if set(each.y) != {None}]
     said = "; solid is the mean, dashed the p90." if several else ", by statistic."
-    limits = _slo_limits(curves, metric, unit) or (_limit(series) if unit == "ms/token" else ())
-    return _chart(row["name"], curves, series, x_title, suffix, said, limits=limits)
+    limits = _slo_limits(runs, metric, unit) or (_limit(series) if unit == "ms/token" else ())
+    return _chart(row["name"], runs, series, suffix, said, limits=limits)
 
 
 def _ttft_parts(curve: Curve, at: int) -> Chart:
     """Where the mean TTFT goes, stacked over load."""
-    curves, x_title, _ = _over_load([(curve, "")])
     series = [
         Series(curve, PALETTE[place % len(PALETTE)], curve.loads, _finite(values), title)
         for place, (title, values) in enumerate(curve.ttft_parts.items())
     ]
     suffix = f"-{at + 1}" if at else ""
-    return _chart("ttft-parts", curves, series, x_title, suffix, curve.label, stacked=True)
+    return _chart("ttft-parts", [(curve, "")], series, suffix, curve.label, stacked=True)
 
 
 def _series(run: tuple[Curve, str], key: tuple[str, str]) -> Series:
@@ -197,14 +189,6 @@ def _series(run: tuple[Curve, str], key: tuple[str, str]) -> Series:
     return Series(curve, colour, curve.loads, values, key[1], curve.bands.get(key, ()))
 
 
-def _over_load(runs: Runs) -> tuple[tuple[Curve, ...], str, str]:
-    """The runs, the title of their load, and what tells the charts of a rate apart."""
-    curves = tuple(curve for curve, _ in runs)
-    if curves[0].axis == "concurrency":
-        return curves, "Concurrent requests", ""
-    return curves, "Request rate, req/s", "-by-rate"
-
-
 def _limit(series: Sequence[Series]) -> Limits:
     """The latency limit of the knee, where it is near enough not to flatten the curve."""
     limit_ms = DEFAULT_LATENCY_LIMIT_MS
@@ -212,9 +196,9 @@ def _limit(series: Sequence[Series]) -> Limits:
     return ((limit_ms, f"limit {number(limit_ms)} ms/token"),) if near else ()
 
 
-def _slo_limits(curves: Sequence[Curve], metric: str, unit: str) -> Limits:
+def _slo_limits(runs: Runs, metric: str, unit: str) -> Limits:
     """The limits that the runs' SLOs set to this metric, each once."""
-    all_slos = {slo for curve in curves for slo in curve.slos}
+    all_slos = {slo for curve, _ in runs for slo in curve.slos}
     slos = [slo for slo in all_slos if LATENCY_KEY[slo.metric] == metric]  # type: ignore[index]
     ordered = sorted(slos, key=lambda slo: (slo.limit_ms, slo.statistic))
     return tuple(

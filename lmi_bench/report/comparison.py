@@ -8,6 +8,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
 from lmi_bench.report.formats import MISSING, metric_title, number
 from lmi_bench.report.table import Cell, Field, Table, table_of
+from lmi_bench.report.tables.levels import load_title
 from lmi_bench.report.values import LATENCY, THROUGHPUT, Curve
 
 _TONES = {"faster": "good", "slower": "bad", "unknown": "na"}
@@ -82,10 +83,7 @@ def comparison_table(curves: Sequence[Curve]) -> Table | None:
         tone = "" if abs(change) < 0.05 else "good" if better else "bad"
         return Cell(f"{number(value)} ({change:+.0%})", "", tone)
 
-    by_concurrency = base.axis == "concurrency"
-    fields: list[Field[float]] = [
-        Field("Concurrent requests" if by_concurrency else "Request rate, req/s", "{:g}".format)
-    ]
+    fields: list[Field[float]] = [Field(load_title(base.axis), "{:g}".format)]
     for group, of in (("Throughput, tok/s", THROUGHPUT), ("Latency p90, ms/token", LATENCY)):
         for curve in ordered:
             title = f"{curve.label} (predicted)" if curve.simulated else curve.label

@@ -121,8 +121,6 @@ def serve(listening: socket.socket, page: LivePage) -> ThreadingHTTPServer:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that went away is no error."""
 

@@ -86,10 +86,10 @@ def run_headline(run: RunView) -> Headline:
 
 
 def _subtitle(manifest: Manifest) -> str:
-    workload = manifest.scenario.workload
-    parts = [manifest.scenario.model]
-    if manifest.scenario.target:
-        parts.append(f"on {manifest.scenario.target}")
+    scenario, workload = manifest.scenario, manifest.scenario.workload
+    parts = [scenario.model]
+    if scenario.target:
+        parts.append(f"on {scenario.target}")
     if workload.agents is not None or workload.agent_trace is not None:
         parts.append(f"agent sessions {workload.agent_trace or workload.agents}".rstrip())
     elif workload.dataset:
@@ -98,9 +98,7 @@ def _subtitle(manifest: Manifest) -> str:
         kinds = (f"{m.get('input_tokens')}/{m.get('output_tokens')}" for m in workload.mix)
         parts.append(f"mix of {', '.join(kinds)} tokens in/out")
     elif workload.input_tokens or workload.output_tokens:
-        out = (
-            "none" if manifest.scenario.protocol == "embeddings" else plain(workload.output_tokens)
-        )
+        out = "none" if scenario.protocol == "embeddings" else plain(workload.output_tokens)
         parts.append(f"{plain(workload.input_tokens)} tokens in, {out} out")
     parts.append(minute(manifest.created_at))
     return " · ".join(part for part in parts if part)
@@ -148,10 +146,9 @@ def _rule_name(knee: Knee) -> str:
 
 
 def _extremes(curve: SweepCurve, between: levels.Interval) -> list[Headline]:
-    usable = curve.usable
-    if not usable:
+    best = curve.best
+    if best is None:
         return [Headline("Result", "none", "", "no level was valid and complete", "bad")]
-    best = max(usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
     detail = (
         f"{_stated(between(best.line, 'throughput', ''))}at {load_name(curve.axis, best.load)}, "
         f"{_pace(best)}" + (f" ({best.latency_is})" if best.latency_is else "")
@@ -159,7 +156,7 @@ def _extremes(curve: SweepCurve, between: levels.Interval) -> list[Headline]:
     if (usd := best.line.usd_per_1m_output_tokens) is not None:
         detail += f"; {usd:,.2f} USD for 1M output tokens"
     headlines = [Headline("Best throughput", number(best.throughput_tokens_per_s), "tok/s", detail)]
-    first = usable[0]
+    first = curve.usable[0]
     statistic = "p50" if first.line.of("ttft").p50 else "mean"
     ttft = first.line.of("ttft").value(statistic)
     if ttft is not None:

@@ -85,10 +85,7 @@ def _own_rows(line: Level) -> Iterator[tuple[str, str]]:
         yield "Reasoning tokens, of all output:", share(line.reasoning_token_share)
 
 
-_BOUNDED: tuple[tuple[Literal["ttft", "itl"], str], ...] = (
-    ("ttft", "TTFT p99"),
-    ("itl", "ITL p99"),
-)
+_BOUNDED: tuple[Literal["ttft", "itl"], ...] = ("ttft", "itl")
 _CLOCKS = {"kernel": "kernel time", "user": "user time", "loop": "the event loop's clock"}
 
 
@@ -96,12 +93,12 @@ def generator_line(lines: Sequence[Level]) -> str | None:
     """The error bounds of the times over all levels, in one line; None if none is known."""
     checks = [line.generator for line in lines]
     parts = []
-    for name, title in _BOUNDED:
+    for name in _BOUNDED:
         known = [(bound, frac) for check in checks for bound, frac in [check.p99_bound(name)]
                  if bound is not None]  # fmt: skip
         if known:
             worst_ms, worst_frac = max(known, key=lambda pair: pair[1] or 0.0)
-            text = f"{title} at most {number(worst_ms)} ms ({(worst_frac or 0.0):.2%})"
+            text = f"{name.upper()} p99 at most {number(worst_ms)} ms ({(worst_frac or 0.0):.2%})"
             if len(known) < len(checks):
                 text += f" where known, {len(known)} of {len(checks)} levels"
             parts.append(text)

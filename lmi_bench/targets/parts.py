@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.model.capacity import critical_batch_of, step_time_model_for
+from lmi_bench.analysis.model.capacity import roofline_of, step_time_model_for
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.knee_cause import KneeFacts
@@ -209,11 +209,10 @@ def engine_limits(scenario: Scenario, parts: EngineParts, levels: Sequence[Level
         return limits
     setup, profile = replace(parts.setup, speculation=None), parts.profile
     lengths = max(kinds, key=lambda kind: kind.input_tokens + kind.output_tokens)
-    critical = critical_batch_of(
-        setup, input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens
-    )
+    prompt, output = lengths.input_tokens, lengths.output_tokens
+    critical = roofline_of(setup, input_tokens=prompt, output_tokens=output).critical_batch
     model = step_time_model_for(setup, profile)
-    context = lengths.input_tokens + lengths.output_tokens // 2
+    context = prompt + output // 2
     binding = {}
     for line in levels:
         running = round((line.mean_concurrency or 0) / copies)

@@ -329,6 +329,13 @@ def test_a_broken_field_names_the_file(tmp_path):
         read_results(path)
 
 
+def test_a_number_beyond_a_float_is_missing(tmp_path):
+    content = json.loads((DATA / "vllm.json").read_text()) | {"mean_ttft_ms": 10**400}
+    (tmp_path / "vast.json").write_text(json.dumps(content))
+    line = read_results(tmp_path / "vast.json").levels[0].level.to_json()
+    assert line["ttft_ms"]["unsupported"]["mean"] == "not in the imported file"
+
+
 def test_several_files_make_several_levels_of_one_tool_only(tmp_path):
     vllm = read_results(DATA / "vllm.json")
     assert write_imported([vllm, vllm], tmp_path / "run", command=["x"]) == 2

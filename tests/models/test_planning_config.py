@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from lmi_bench.analysis.model.memory import (
+    StreamedParams,
     kv_bytes_per_sequence,
     kv_bytes_per_token,
     limited_reads,
-    streamed_params,
 )
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -127,7 +127,7 @@ def test_an_encoder_takes_memory_and_is_not_read_by_text():
     layers = 34 * (4 * 1408**2 + 2 * 1408 * 5632)
     assert layers <= shape.encoder_params <= 1.02 * layers
     text = replace(shape, params_total=shape.params_total - shape.encoder_params, encoder_params=0)
-    assert streamed_params(shape) == streamed_params(text)
+    assert StreamedParams.of(shape, "bfloat16") == StreamedParams.of(text, "bfloat16")
 
 
 def test_heads_that_predict_more_tokens_are_counted_apart():

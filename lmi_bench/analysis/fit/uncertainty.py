@@ -119,9 +119,10 @@ class Uncertainty:
         """
         fit = profile if isinstance(profile, Fit) else fit_of_profile(profile, [cell])
         lasting = _lasting(cell)
+        value, step = cells.capacity_tokens_per_s(fit.profile, lasting), _busy_step(fit, lasting)
         return cls(
             factors=_factors(fit, cell, MEASURED, spread=spread),
-            capacity_tokens_per_s=_capacity(fit, lasting),
+            capacity_tokens_per_s=Estimate(value, value / step.up, value * step.down),
             load_share=None if cell.rate_per_s is None else load_share(fit, lasting),
             withheld=why_withheld(fit, cell),
         )
@@ -215,7 +216,9 @@ def _factors(
     shift, left = fit.corrected(wanted, jacobian)
     full = cell.rate_per_s is None and profile.kv_layout is KvLayout.PAGED
     full = full and cell.concurrency > cell.replicas * cells.slots_for(profile, cell)
-    guessed = _limit_is_guessed(profile, cell, predicted)
+    # near a limit on sequences that was found on a coarse grid
+    guessed = cell.rate_per_s is not None and profile.max_batch_size in SCHEDULER_BATCHES[:-1]
+    guessed &= cells.mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
     transfer = transfer_sd(fit, cell)
     beyond = octaves_beyond(fit, cell)
     errors = ERRORS.get()
@@ -293,15 +296,6 @@ def _kind(cell: MeasuredLevel) -> tuple[bool, ...]:
     return shape.is_moe, latent, shape.parallel_branches, fmt.nominal_bits < FEW_BITS
 
 
-def _limit_is_guessed(
-    profile: EngineProfile, cell: MeasuredLevel, predicted: cells.CellPrediction
-) -> bool:
-    """Whether an open loop is near a limit on sequences that was found on a coarse grid."""
-    if cell.rate_per_s is None or profile.max_batch_size not in SCHEDULER_BATCHES[:-1]:
-        return False
-    return cells.mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
-
-
 def _unmeasured_sd(
     profile: EngineProfile,
     cell: MeasuredLevel,
@@ -340,12 +334,6 @@ def _near_capacity(
         moved = [math.log(other.value(metric) / base.value(metric)) for other in others]
         found.append((max(0.0, -min(moved)), max(0.0, *moved)))
     return found
-
-
-def _capacity(fit: Fit, cell: MeasuredLevel) -> Estimate:
-    value = cells.capacity_tokens_per_s(fit.profile, cell)
-    step = _busy_step(fit, cell)
-    return Estimate(value, value / step.up, value * step.down)
 
 
 def _busy_step(fit: Fit, cell: MeasuredLevel) -> Factor:

@@ -40,9 +40,9 @@ class Judged:
     """
 
     row: TableRow
-    calibrated: bool
-    regime: str | None
-    figures: Mapping[str, Estimate | None]
+    calibrated: bool = False
+    regime: str | None = None
+    figures: Mapping[str, Estimate | None] = field(default_factory=dict)
     model_unseen: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def validate(
         warnings += group.warnings
         for row in group.rows:
             judged[row.number] = judge(group.fit, row, row.number in group.chosen)
-    found = [judged.get(row.number) or _without_figures(row) for row in rows]
+    found = [judged.get(row.number) or Judged(row) for row in rows]
     problems = [(each.row.number + 2, each.row.problem) for each in found]
     lines = [f"line {line}: {problem}" for line, problem in problems if problem is not None]
     return found, [*lines, *warnings]
@@ -157,10 +157,6 @@ def _usable(rows: Sequence[TableRow]) -> list[TableRow]:
         reasons = Counter(row.problem for row in rows)
         raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
     return usable
-
-
-def _without_figures(row: TableRow) -> Judged:
-    return Judged(row, calibrated=False, regime=None, figures=dict.fromkeys(FIGURES))
 
 
 def rows_of_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> FittedRows:
@@ -293,8 +289,7 @@ def judge(fit: Fit, row: TableRow, calibrated: bool = False) -> Judged:
         found = estimates(fit, cell, metrics)
         regime = regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True))
     except InputError as exc:
-        blank = _without_figures(replace(row, problem=str(exc)))
-        return replace(blank, calibrated=calibrated, model_unseen=unseen)
+        return Judged(replace(row, problem=str(exc)), calibrated, model_unseen=unseen)
     figures: dict[str, Estimate | None] = {FIGURES[0]: found[metrics[0]]}
     for key, metric in zip(FIGURES[1:], metrics[1:], strict=True):
         cut_s = cell.latency_rounded_down_s if key == "latency_ms_per_token" else 0.0

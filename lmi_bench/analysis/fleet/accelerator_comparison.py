@@ -19,7 +19,7 @@ from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.level.layouts import Layout, Rejection, Workload, split_layouts
 from lmi_bench.analysis.model.memory import kv_bytes_per_sequence, min_devices, weight_bytes
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.roofline import critical_batch_size_without_cache
+from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER
 from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.published import PublishedCell
@@ -91,12 +91,9 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
     peak = device.peak_flop_per_s(compute_dtype(device, workload.dtype))
     batch = kv_bytes = devices = None
     if bandwidth is not None and peak is not None:
-        batch = critical_batch_size_without_cache(
-            # a large batch reads all experts, and each token computes with few of them
-            bytes_per_weight=weight_bytes(shape, workload.dtype) / shape.params_active,
-            flop_per_s=peak,
-            bandwidth_bytes_per_s=bandwidth,
-        )
+        # a large batch reads all experts, and each token computes with few of them
+        bytes_per_weight = weight_bytes(shape, workload.dtype) / shape.params_active
+        batch = bytes_per_weight / FLOP_PER_PARAMETER * (peak / bandwidth)
         kv_bytes = batch * kv_bytes_per_sequence(shape, workload.total_tokens)
         devices = min_devices(
             shape,
@@ -137,11 +134,6 @@ class MachineFigures:
         """Cost at saturation, on demand; None without a price."""
         price = self.layout.instance.price_usd_per_hour
         return usd_per_1m_tokens(price, self.throughput_tokens_per_s)
-
-    @property
-    def sharded(self) -> bool:
-        """Whether one copy uses every device of the machine."""
-        return self.layout.tensor_parallel == self.layout.instance.num_accelerators
 
     def to_json(self) -> dict[str, Any]:
         layout = self.layout
@@ -199,7 +191,7 @@ def sharding(figures: Sequence[MachineFigures]) -> list[tuple[MachineFigures, Ma
     return [
         (best[each.layout.instance], each)
         for each in figures
-        if each.sharded and each.layout.instance.num_accelerators > 1
+        if each.layout.tensor_parallel == each.layout.instance.num_accelerators > 1
     ]
 
 

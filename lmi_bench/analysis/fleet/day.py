@@ -195,9 +195,8 @@ def play_day(
         before = waiting
         waiting = max(0.0, waiting + (rate - capacity) * step_s)
         if counted:
-            launched = sum(
-                1 for serves_s in coming if serves_s - start_s + paid_after_s <= now_s + 1e-9
-            )
+            paid_s = now_s + start_s - paid_after_s + 1e-9
+            launched = sum(serves_s <= paid_s for serves_s in coming)
             arrived += rate * step_s
             if before <= _NOTHING and waiting <= _NOTHING:
                 good += rate * step_s

@@ -121,16 +121,10 @@ def cost_of_hours(
     return HoursCost(committed * rate * len(needed) + on_demand * price_usd_per_hour, unused * rate)
 
 
-def break_even_utilisation(discount: float) -> float:
-    """Share of the hours above which committing to a machine pays."""
-    return 1 - discount
-
-
 def best_commitment(needed: Sequence[float], *, discount: float) -> int:
-    """Machines that are needed for more than the break-even share of the hours."""
-    least_share = break_even_utilisation(discount)
+    """Machines that are needed for more than the break-even share of the hours, 1 - d."""
     committed = 0
-    while sum(number > committed for number in needed) > least_share * len(needed):
+    while sum(number > committed for number in needed) > (1 - discount) * len(needed):
         committed += 1
     return committed
 
@@ -374,7 +368,7 @@ def fleet_cost(
         discount=discount,
         committed_machines=purchase.committed,
         paid_machine_hours_per_hour=purchase.machine_hours(instance, machines),
-        break_even_utilisation=None if discount is None else break_even_utilisation(discount),
+        break_even_utilisation=None if discount is None else 1 - discount,
         machine_price_usd_per_hour=instance.price_usd_per_hour,
         price_component=instance.price_component if priced else None,
         price_region=instance.price_region if priced else None,

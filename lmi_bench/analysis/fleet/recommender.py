@@ -29,7 +29,7 @@ from lmi_bench.analysis.fleet.candidates import (
 from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
 from lmi_bench.analysis.fleet.money import NO_REQUIREMENTS, NO_SPARES
 from lmi_bench.analysis.fleet.operating_point import closed_ratio
-from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.fleet.request import LONE_REQUEST, RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Rejection, split_layouts
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.engine_setting import AS_STATED
@@ -328,10 +328,7 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
         ),
     )
     alone = replace(
-        request,
-        load=Load(1, think_time_s=0.0),
-        availability=NO_SPARES,
-        requirements=NO_REQUIREMENTS,
+        request, load=LONE_REQUEST, availability=NO_SPARES, requirements=NO_REQUIREMENTS
     )
     lone = replace(copy, concurrency=1, rate_per_s=copy.plan.steady.rate_per_s(1.0))
     candidate = build_candidate(alone, Fleet(layout, lone, 1), simulate=False)

@@ -187,7 +187,9 @@ def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:
     prompts = replace(cell, setup=pool.setup, prefill=None, output_tokens=1)
     worker = profile_of(profile, prompts)
     return TwoPools(
-        _steady(capacity.planned_model_for(prompts.setup, profile), prompts),
+        _steady(
+            capacity.planned_model_for(prompts.setup, profile), prompts, slots_for(profile, prompts)
+        ),
         _steady(capacity.planned_model_for(cell.setup, profile), cell, slots_for(profile, cell)),
         prefill_workers=pool.workers,
         decode_workers=cell.replicas,

@@ -104,9 +104,8 @@ def admit(limits: CopyLimits, decoding: int, room: int, waiting: int, begun: int
 class ClosedLoopSteps:
     """The steps of a closed loop, and its requests as groups, shape (groups,).
 
-    count           requests of the group; sent, first, end: the rows of `columns` after which it
-                    was sent, had its first and its last token (-1: the level's start)
-    peak_sequences  most sequences that ran together
+    count  requests of the group; sent, first, end: the rows of `columns` after which it was sent,
+           had its first and its last token (-1: the level's start)
     """
 
     columns: StepColumns
@@ -114,7 +113,6 @@ class ClosedLoopSteps:
     sent: NDArray[np.int64]
     first: NDArray[np.int64]
     end: NDArray[np.int64]
-    peak_sequences: int
 
 
 @lru_cache(maxsize=4096)
@@ -149,7 +147,7 @@ class _ClosedLoop:
         self.groups: deque[_Group] = deque()
         self.begun = 0
         self.begun_sent = -1
-        self.running = self.context = self.peak = 0
+        self.running = self.context = 0
         self.rows: list[tuple[float, float, float, float, float, float, float]] = []
         self.ended: list[tuple[int, int, int, int]] = []
 
@@ -188,7 +186,6 @@ class _ClosedLoop:
             self.groups.append(_Group(count, sent, len(self.rows) - 1, limits.output_tokens - 1))
             self.running += count
             self.context += count * (limits.input_tokens + 1)
-        self.peak = max(self.peak, self.running)
         self._end_groups()
 
     def _may_join(self, room: int) -> bool:
@@ -240,4 +237,4 @@ class _ClosedLoop:
         """The steps as columns."""
         count, sent, first, end = np.array(self.ended).T
         columns = StepColumns(*np.array(self.rows, dtype=np.float64).T)
-        return ClosedLoopSteps(columns, count, sent, first, end, self.peak)
+        return ClosedLoopSteps(columns, count, sent, first, end)

@@ -320,11 +320,12 @@ def layouts_of(
         hosts = joined(instance, setting.hosts or 1)
         most = hosts.num_accelerators // (setting.pipeline or 1)
         wanted = sorted({*_DEGREES, most}) if degrees is None else degrees
+        splits_a_stage = setting.expert_parallel or setting.dp_attention
         found += [
             Layout(hosts, degree, setting)
             for degree in wanted
             # a lone device has nothing to split
-            if 1 <= degree <= most and (degree > 1 or not setting.splits_a_stage)
+            if 1 <= degree <= most and (degree > 1 or not splits_a_stage)
         ]
     yield from sorted(found, key=lambda layout: layout.tensor_parallel)
 

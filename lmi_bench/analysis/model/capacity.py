@@ -10,7 +10,7 @@ from typing import Final
 
 from lmi_bench.analysis.model import memory
 from lmi_bench.analysis.model.profiles import EngineProfile, as_set
-from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
+from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, Roofline
 from lmi_bench.analysis.model.setup import Parallelism, Setup
 from lmi_bench.analysis.model.speculation import PricedSteps, SpeculativeModel
 from lmi_bench.analysis.model.step_costs import compute_dtype
@@ -316,31 +316,6 @@ def planned_model_for(setup: Setup, profile: EngineProfile) -> PricedSteps:
     return SpeculativeModel(target, draft_model, speculation)
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """One device of a copy while it decodes: its peaks, and what a step takes there.
-
-    weight_bytes, sequence_bytes  read by each step, and for each sequence in it
-    flop_per_token                two for each active parameter
-    expert_share, unread_share    routed experts' share of the weights; n sequences leave
-                                  unread_share ** n of them unread
-    """
-
-    peak_flop_per_s: float
-    bandwidth_bytes_per_s: float
-    weight_bytes: float
-    sequence_bytes: float
-    flop_per_token: float
-    expert_share: float = 0.0
-    unread_share: float = 0.0
-
-    def flop_per_byte(self, batch: float) -> float:
-        """Arithmetic intensity of a step of that many sequences."""
-        read_share = 1.0 - self.expert_share * float(self.unread_share**batch)
-        read_bytes = self.weight_bytes * read_share + self.sequence_bytes * batch
-        return self.flop_per_token * batch / read_bytes
-
-
 def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofline:
     """The roofline from data sheets, for a context of input + output / 2, with a token a step.
 
@@ -363,21 +338,4 @@ def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofl
         FLOP_PER_PARAMETER * shape.params_active / devices,
         experts / shape.params_total,
         1 - shape.experts_per_token / shape.experts if experts else 0.0,
-    )
-
-
-def critical_batch_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> float | None:
-    """B*(L) of one copy from data sheets, L = input + output / 2; None: never compute-bound.
-
-    Raises InputError.
-    """
-    roof = roofline_of(setup, input_tokens=input_tokens, output_tokens=output_tokens)
-    context, devices = input_tokens + output_tokens / 2, setup.tensor_parallel
-    return critical_batch_size(
-        weight_bytes=memory.weight_bytes(setup.shape, setup.dtype),
-        params_active=setup.shape.params_active,
-        bandwidth_bytes_per_s=devices * roof.bandwidth_bytes_per_s,
-        flop_per_s=devices * roof.peak_flop_per_s,
-        mean_context_tokens=context,
-        kv_bytes_per_token=devices * kv_bytes_of(setup, context),
     )

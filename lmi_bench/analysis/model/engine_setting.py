@@ -129,11 +129,6 @@ class EngineSetting:
         return ", ".join(text(value) for text, value in values if value is not None)
 
     @property
-    def splits_a_stage(self) -> bool:
-        """Whether it changes how the devices of a stage share the work."""
-        return bool(self.expert_parallel or self.dp_attention)
-
-    @property
     def split(self) -> str:
         """How a copy is split beyond tensor parallelism, for display; empty if it is not."""
         own = EngineSetting(**{name: getattr(self, name) or None for name in _OF_A_SPLIT})

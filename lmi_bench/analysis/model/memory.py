@@ -120,16 +120,12 @@ class StreamedParams:
 
     @classmethod
     def of(cls, shape: ModelShape, dtype: str) -> "StreamedParams":
-        """All but an untied input embedding."""
-        experts, streamed = expert_params(shape), streamed_params(shape)
+        """All but an untied input embedding and an encoder."""
+        experts, embedding = expert_params(shape), shape.vocab_size * shape.hidden_size
+        streamed = shape.params_total - shape.encoder_params
+        streamed -= 0 if shape.tied_embeddings else embedding
         covered = min(streamed, _covered_params(shape, weight_format(dtype).covers))
         return cls(experts, covered - experts, streamed - covered)
-
-
-def streamed_params(shape: ModelShape) -> int:
-    """Parameters that a step of many rows reads: no untied input embedding, and no encoder."""
-    embedding = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    return shape.params_total - shape.encoder_params - embedding
 
 
 KV_BYTES_PER_VALUE = 2.0  # 16-bit cache, the default of every engine here

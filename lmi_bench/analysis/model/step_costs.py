@@ -377,6 +377,9 @@ def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> Att
     narrow = rates.kv_bytes_per_value < _ACTIVATION_BYTES  # each value that is read is converted
     head_flop = layers * _FLOP_PER_PAIR * shape.num_heads
     head_pair_s = head_flop / (tensor_parallel * rates.attention_flop_per_s)
+    processors, busy_rows = setup.instance.accelerator.multiprocessors, 0.0
+    if processors is not None and not profile.split_attention:  # a block for each KV head
+        busy_rows = processors / memory.kv_heads_per_rank(shape, tensor_parallel)
     return AttentionCosts(
         decode_read_s=read_s * reads,
         prompt_read_s=read_s,
@@ -386,13 +389,5 @@ def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> Att
         window=window,
         sliding_share=limited,
         row_s=2 * shape.state_bytes / (tensor_parallel * rates.read_bytes_per_s),
-        busy_rows=_busy_rows(setup, profile),
+        busy_rows=busy_rows,
     )
-
-
-def _busy_rows(setup: Setup, profile: EngineProfile) -> float:
-    """Sequences whose blocks, one for each KV head, fill the multiprocessors; 0 if any do."""
-    processors = setup.instance.accelerator.multiprocessors
-    if profile.split_attention or processors is None:
-        return 0.0
-    return processors / memory.kv_heads_per_rank(setup.shape, setup.tensor_parallel)

@@ -100,24 +100,16 @@ def summarise_ms(values_s: Sequence[float] | FloatArray) -> level.Statistics:
     """
     values = np.asarray(values_s, dtype=np.float64) * MS_PER_S
     n = int(values.size)
-    quantiles: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     unsupported = {}
     for name, quantile in level.QUANTILES.items():
         if n < (needed := samples_needed(quantile)):
             unsupported[name] = f"needs {needed} samples, has {n}"
         else:
-            quantiles[name] = float(np.quantile(values, quantile))
-    if not n:
-        return level.Statistics(n=0, unsupported=unsupported)
-    return level.Statistics(
-        mean=float(values.mean()),
-        **quantiles,
-        min=float(values.min()),
-        max=float(values.max()),
-        std=float(values.std()),
-        n=n,
-        unsupported=unsupported,
-    )
+            found[name] = float(np.quantile(values, quantile))
+    if n:
+        found |= {name: float(getattr(np, name)(values)) for name in ("mean", "min", "max", "std")}
+    return level.Statistics(**found, n=n, unsupported=unsupported)
 
 
 def _error_examples(failed: Sequence[RequestRecord]) -> dict[str, list[str]]:

@@ -97,17 +97,16 @@ def sweep_curve(
 
 def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) -> LevelPoint:
     latency, latency_is = _upper_latency_ms(line)
-    requests, count = None, 0
-    if records:
+    requests = None
+    if records and not line.is_tokenless:
         columns = columns_of(records)
         values_ms, rows = columns.values_ms("latency_per_token", open_loop=line.load.is_open)
         found = np.vstack([np.full(len(records), np.inf), np.zeros(len(records))])
         found[:, rows] = values_ms, columns.tokens[rows]
-        requests = found[:, columns.counted]
-        count = requests.shape[1]
-    if requests is not None and count and not line.is_tokenless:
-        latency = upper_quantile(requests[0], 0.9)
-        latency_is = f"p90 (of {count})" if count < samples_needed(0.9) else "p90"
+        if count := int(columns.counted.sum()):
+            requests = found[:, columns.counted]
+            latency = upper_quantile(requests[0], 0.9)
+            latency_is = f"p90 (of {count})" if count < samples_needed(0.9) else "p90"
     return LevelPoint(
         load=load,
         concurrency=line.load.concurrency or line.mean_concurrency,
@@ -116,7 +115,7 @@ def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) ->
         latency_is=latency_is,
         usable=bool(line.valid and not line.is_cut_short and work_per_s(line)),
         line=line,
-        requests=requests if count and not line.is_tokenless else None,
+        requests=requests,
     )
 
 

@@ -207,11 +207,6 @@ class Trial:
         """Natural logarithm of the load."""
         return math.log(self.load)
 
-    @property
-    def ratio(self) -> float:
-        """Largest of measured / limit."""
-        return self.judgement.ratio
-
 
 @dataclass(frozen=True, slots=True)
 class Bracket:

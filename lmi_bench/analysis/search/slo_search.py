@@ -107,7 +107,7 @@ class SloSearch:
             return None if last.full else self._full_level(last.load, finished)
         expected = math.exp(_crossing(trials, math.log(2 * _LONG_STRIDE)) - last.log_load)
         # beyond capacity an open loop's queue grows without end, so it is approached slowly
-        slowly = self.axis == "rate_per_s" and last.ratio > _FAR
+        slowly = self.axis == "rate_per_s" and last.judgement.ratio > _FAR
         longest = _STRIDE if slowly else _LONG_STRIDE
         stride = min(longest, max(_SHORTEST_STRIDE, expected))
         return self._probe_level(min(self.most, last.load * stride), finished)
@@ -117,7 +117,7 @@ class SloSearch:
             if high.full or high.judgement.sure:
                 return None
             return self._full_level(high.load, finished)
-        stride = _LONG_STRIDE if high.ratio > 1 / _FAR else _STRIDE
+        stride = _LONG_STRIDE if high.judgement.ratio > 1 / _FAR else _STRIDE
         return self._probe_level(max(self.least, high.load / stride), finished)
 
     def _between(
@@ -196,7 +196,6 @@ class SloSearch:
 
     def _probe_level(self, load: float, finished: Lines) -> LevelSpec:
         full = self._full_requests(load, finished)
-        few: int | None = None
         if self.axis == "concurrency":
             load = max(1, round(load))
             few = max(_MIN_PROBE, load * _PROBE_PER_USER)
@@ -289,14 +288,15 @@ def slo_answer(search: SloSearch, levels: Lines, *, seed: int = 0) -> SloAnswer:
     """
     trials = search.trials(levels)
     found = bracket(trials)
-    low = high = None
+    high = None if found.high is None else found.high.load
+    low = None if high is None else 0.0
     if found.low is not None:
         low = search.surely_carried(found.low, levels)
-    elif found.high is not None:
-        low, high = 0.0, found.high.load
-    if found.high is not None and low is not None and found.low is not None:
-        first, last = boundary_interval(trials, seed=seed)
-        low, high = min(low, first), max(last, found.high.load)
+        if high is not None:  # from below the lowest load tried (then 0) to twice the highest
+            crossings = curve(trials).crossings(_LOOK_BEYOND, seed=seed)
+            first, last = central_interval(crossings, BOUNDARY_CONFIDENCE)
+            last = min(last, trials[-1].log_load + _LOOK_BEYOND)
+            low, high = min(low, math.exp(first)), max(math.exp(last), high)
     ends = [None if end is None else end.load for end in (found.low, found.high)]
     if search.axis == "concurrency":
         ends = [None if load is None else whole(load) for load in ends]
@@ -317,18 +317,8 @@ def slo_answer(search: SloSearch, levels: Lines, *, seed: int = 0) -> SloAnswer:
 def _boundary(found: Bracket) -> str | None:
     if found.low is None or found.high is None:
         return None
-    if not math.isfinite(found.high.ratio):
+    if not math.isfinite(found.high.judgement.ratio):
         return "cliff"
-    jump = found.high.ratio / found.low.ratio
+    jump = found.high.judgement.ratio / found.low.judgement.ratio
     growth = math.log(jump) / math.log(found.high.load / found.low.load)
     return "cliff" if jump > _CLIFF_JUMP and growth > _CLIFF_GROWTH else "smooth"
-
-
-def boundary_interval(trials: Sequence[Trial], *, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the load at which measured / limit becomes 1.
-
-    It may reach below the lowest load tried (then 0) and up to twice the highest.
-    """
-    crossings = curve(trials).crossings(_LOOK_BEYOND, seed=seed)
-    low, high = central_interval(crossings, BOUNDARY_CONFIDENCE)
-    return math.exp(low), math.exp(min(high, trials[-1].log_load + _LOOK_BEYOND))

@@ -17,6 +17,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.interchange.export import METRICS
+from lmi_bench.interchange.traffic_rows import as_number
 
 LATENCY_KEYS = tuple(LATENCY_KEY[metric] for metric in METRICS)
 _NUMBERS = (
@@ -237,10 +238,5 @@ def whole_of(content: Mapping[str, Any], *paths: str | float) -> int | None:
 
 def finite(value: Any) -> float | None:
     """The value, possibly text, as a finite number; None if it is not one."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+    number = as_number(value)
+    return None if number is None or math.isinf(number) else number

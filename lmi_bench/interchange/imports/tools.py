@@ -138,10 +138,9 @@ def _guidellm_level(benchmark: Object) -> Object:
 
 
 def _of_genai_bench(content: Object) -> Rows:
-    fixed = re.fullmatch(r"D\((\d+), ?(\d+)\)", str(content["aggregated_metrics"].get("scenario")))
-    return [
-        {**content, **(dict(zip(("isl", "osl"), fixed.groups(), strict=True)) if fixed else {})}
-    ]
+    scenario = str(content["aggregated_metrics"].get("scenario"))
+    fixed = re.fullmatch(r"D\((?P<isl>\d+), ?(?P<osl>\d+)\)", scenario)
+    return [{**content, **(fixed.groupdict() if fixed else {})}]
 
 
 def _of_llm_d(content: Object) -> Rows:
@@ -246,10 +245,8 @@ def read_requests(tool: str, lines: Rows, load: Load) -> Imported:
     if tool == "llmperf":
         return _read_llmperf(lines, load)
     read = {"aiperf": _aiperf_record, "llmeter": _llmeter_record}.get(tool, _inference_perf_record)
-    phases = (value_at(line, "metadata.benchmark_phase") for line in lines)
-    measured = [
-        line for line, phase in zip(lines, phases, strict=True) if phase in (None, "profiling")
-    ]
+    phase, wanted = "metadata.benchmark_phase", (None, "profiling")
+    measured = [line for line in lines if value_at(line, phase) in wanted]
     table = tables()[tool]
     asked, told = (table["requests"][side] for side in ("input_tokens", "output_tokens"))
     records = [

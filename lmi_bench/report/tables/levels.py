@@ -46,6 +46,11 @@ Records = Sequence[Sequence[RequestRecord]] | None
 LevelFields = Sequence[Field[Level]]
 
 
+def load_title(axis: str) -> str:
+    """The heading of a load on this axis."""
+    return "Concurrent requests" if axis == "concurrency" else "Request rate, req/s"
+
+
 def load_field(axis: str) -> Field[Level]:
     """The level's load, the first column of every table of levels."""
 
@@ -53,7 +58,7 @@ def load_field(axis: str) -> Field[Level]:
         value = line.load.on(axis)
         return Cell(f"{value:g}" if value is not None else MISSING, line.name)
 
-    return Field("Concurrent requests" if axis == "concurrency" else "Request rate, req/s", cell)
+    return Field(load_title(axis), cell)
 
 
 def per_level(caption: str, axis: str, lines: Lines, fields: LevelFields, note: str = "") -> Table:

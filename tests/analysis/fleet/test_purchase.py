@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from lmi_bench.analysis.fleet.money import (
     Purchase,
     best_commitment,
-    break_even_utilisation,
     cost_of_hours,
 )
 from lmi_bench.catalog.instances import find_instance
@@ -39,7 +38,6 @@ def test_committed_machines_are_paid_for_used_or_not(
 
 def test_a_machine_that_is_needed_for_half_the_hours_does_not_pay_at_30_per_cent_off():
     """Break-even is 70 %: the first machine is needed always, the second half of the time."""
-    assert break_even_utilisation(0.3) == pytest.approx(0.7)
     assert best_commitment(FOUR_HOURS, discount=0.3) == 1
     assert best_commitment(FOUR_HOURS, discount=0.6) == 2
 

@@ -7,7 +7,6 @@ import pytest
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.capacity import (
-    critical_batch_of,
     memory_plan_for,
     roofline_of,
     scheduler_config_for,
@@ -60,7 +59,7 @@ def test_requests_beyond_the_positions_of_the_model_are_refused():
 
 def test_llama_2_7b_never_turns_compute_bound_at_384_tokens():
     setup = Setup(find_model("llama-2-7b"), find_instance("ml.g5.2xlarge"), 1, "float16")
-    assert critical_batch_of(setup, input_tokens=256, output_tokens=256) is None
+    assert roofline_of(setup, input_tokens=256, output_tokens=256).critical_batch is None
     plan = memory_plan_for(setup, TGI_2023, input_tokens=256, output_tokens=256)
     held = (0.95 * 22888 * 2**20 - 2 * 6738415616 - 1.6e9) // 2**28
     assert plan.sequences_guaranteed == int(held)
@@ -70,7 +69,7 @@ def test_with_grouped_queries_compute_binds_from_a_batch_on():
     """Llama 3 8B on A100-80 at 150 tokens: (16.06e9 / 2.039e12) / (16.06e9 / 312e12 - 9.6e-6)."""
     setup = Setup(find_model("llama-3-8b"), find_instance("ml.p4de.24xlarge"), 1, "float16")
     by_hand = (16.0605e9 / 2.039e12) / (16.0605e9 / 312e12 - 150 * 131072 / 2.039e12)
-    batch = critical_batch_of(setup, input_tokens=100, output_tokens=100)
+    batch = roofline_of(setup, input_tokens=100, output_tokens=100).critical_batch
     assert batch == pytest.approx(by_hand, rel=1e-3)
 
 

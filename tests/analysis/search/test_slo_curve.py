@@ -136,8 +136,8 @@ def test_a_small_miss_below_a_surer_pass_is_no_breach():
 
 def test_a_whole_level_outranks_a_look_whichever_came_first():
     look, whole = tried(8, 1.2, requests=16, full=False), tried(8, 0.9, requests=29)
-    assert [one.ratio for one in by_load([look, whole])] == [0.9]
-    assert [one.ratio for one in by_load([whole, look])] == [0.9]
+    assert [one.judgement.ratio for one in by_load([look, whole])] == [0.9]
+    assert [one.judgement.ratio for one in by_load([whole, look])] == [0.9]
 
 
 def test_a_few_requests_that_agree_by_chance_are_held_as_noisy_as_the_rest():
