@@ -262,8 +262,10 @@ def test_pools_under_unequal_requests_are_simulated_and_agree_with_the_closed_fo
             "must be shorter than the prompts",
         ),
         (
-            ("--isl", "64", "--osl", "64", "--disaggregate", "1:1", "-m", "llama-3.1-70b")
-            + ("--instance", "ml.p5.48xlarge", "--tp", "8", "--prefill-tp", "1"),
+            (
+                *("--isl", "64", "--osl", "64", "--disaggregate", "1:1", "-m", "llama-3.1-70b"),
+                *("--instance", "ml.p5.48xlarge", "--tp", "8", "--prefill-tp", "1"),
+            ),
             "131.4 GiB of weights a device at TP 1 exceed the",  # of a prefill worker
         ),
         (("--isl", "64", "--osl", "64", "--kv-dtype", "fp3"), "'fp3' is not known"),
