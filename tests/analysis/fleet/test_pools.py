@@ -14,6 +14,8 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.cells import pools_of
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_19
+from lmi_bench.analysis.model.capacity import scheduler_config_for
+from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -114,6 +116,18 @@ def test_limits_on_whole_answers_size_the_pools_too():
     slow, fast = (pools.best_pools(asked(slos=(f"e2e_p90<={limit}s",))) for limit in ("30", "6"))
     assert fast.slo_figures[0].value <= 6000
     assert slow.price_usd_per_hour <= fast.price_usd_per_hour
+
+
+def test_every_prefill_worker_holds_the_weights():
+    """With DP attention each group has all of attention: fewer devices may not hold it."""
+    machine = find_instance("ml.p6-b200.48xlarge")
+    workload = Workload(find_model("deepseek-v3"), "float8", 4000, 500)
+    settings = (AS_STATED, EngineSetting(expert_parallel=True, dp_attention=True))
+    request = asked(workload=workload, instances=(machine,), settings=settings)
+    pairs = list(pools._pairs(request, pools.screen(request, pools.no_progress)[0]))
+    assert {pair.one.prefill.setup.tensor_parallel for pair in pairs} == {4, 8}
+    for pair in pairs:
+        scheduler_config_for(pair.one.prefill.setup, VLLM_0_19, 4500, prompts_alone=True)
 
 
 def test_where_no_size_is_enough_the_reason_is_said():
