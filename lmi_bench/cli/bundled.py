@@ -254,7 +254,6 @@ def compile_steps(settings: bundled.CompileSettings) -> None:
     """
     from lmi_bench.jobs.bundled import compile_steps as run
 
-    differences = run_job(run, settings)
     rows = [
         {
             "sequences": f"{each.shape.sequences}",
@@ -263,7 +262,7 @@ def compile_steps(settings: bundled.CompileSettings) -> None:
             "of logits' spread": f"{each.largest / each.spread:.1%}" if each.spread else "",
             "same likeliest token": f"{each.same_frac:.0%}",
         }
-        for each in differences
+        for each in run_job(run, settings)
     ]
     print_table("Compiled steps against eager ones, random contexts", rows)
     say(f"compiled steps: {settings.out}   use them with: --artefact {settings.out}")
@@ -359,7 +358,6 @@ def attention(settings: bundled.AttentionSettings) -> None:
     from lmi_bench.core.host import usable_cores
     from lmi_bench.jobs.bundled import FLOAT32_BYTES, time_attention
 
-    found = run_job(time_attention, settings)
     print_table(
         f"Attention of one layer over a prompt ({settings.heads} heads of {settings.head_dim}, "
         f"float32, {usable_cores()} threads, median of {settings.rounds})",
@@ -375,7 +373,7 @@ def attention(settings: bundled.AttentionSettings) -> None:
                 "tiled FLOP/B": f"{shape.flop / shape.tiled_bytes(FLOAT32_BYTES):,.0f}",
                 "largest difference": f"{times.worst_difference:.0e}",
             }
-            for shape, times in found
+            for shape, times in run_job(time_attention, settings)
         ],
     )
     note(

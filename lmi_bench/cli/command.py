@@ -150,14 +150,18 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Replace the option names of earlier releases; show rare options for --help-all."""
-        if self._rare and _HELP_ALL in args:
-            self._show_rare(True)
+        shows_all = bool(self._rare) and _HELP_ALL in args
+        for param in self.params:
+            if isinstance(param, TyperOption) and param.name in self._rare:
+                param.hidden = not shows_all
+        if shows_all:
             self.epilog = None
             typer.echo(self.get_help(ctx))
             ctx.exit()
-        self._show_rare(False)
         args = [self._renamed(arg) for arg in args]
-        check_purpose(args)
+        for arg in args:
+            if (what := _OTHER_WORK.get(arg.partition("=")[0])) is not None:
+                raise InputError(f"{arg}: lmi-bench does not {what}")
         stated = [  # with its value where it is an option whose number may be left out
             f"{arg}={self._bare[arg]}"
             if arg in self._bare and not following.lstrip("-").isdecimal()
@@ -185,11 +189,6 @@ class Command(TyperCommand):
         typer.echo(f"{name} is now {new}; the next release drops the old name", err=True)
         return new + equals + value
 
-    def _show_rare(self, shown: bool) -> None:
-        for param in self.params:
-            if isinstance(param, TyperOption) and param.name in self._rare:
-                param.hidden = not shown
-
 
 _NO_ADAPTERS = "plan LoRA adapters; sweep --adapters measures them"
 _TEXT_ALONE = "plan or measure {}, only text generation by decoder models"
@@ -199,14 +198,6 @@ _OTHER_WORK = {
     "--audio": _TEXT_ALONE.format("audio"),
 }  # fmt: skip
 """Options that other tools have for what is not done here."""
-
-
-def check_purpose(args: Sequence[str]) -> None:
-    """Raise InputError for an option of work that lmi-bench does not do."""
-    for arg in args:
-        what = _OTHER_WORK.get(arg.partition("=")[0])
-        if what is not None:
-            raise InputError(f"{arg}: lmi-bench does not {what}")
 
 
 def missing_options(params: Sequence[Any], args: Sequence[str]) -> str:

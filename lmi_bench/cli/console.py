@@ -9,10 +9,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import typer
 
@@ -228,7 +228,7 @@ def write_json(path: Path | None, content: Any, what: str, *, indent: int = 2) -
         say(f"{what}: {path}")
 
 
-class Terminal:
+class Terminal(AbstractContextManager["Terminal"]):
     """A job's listener: notes and warnings on stderr, and a progress line if it is a terminal.
 
     Use it as a context manager: the progress line is gone when the answer is printed.
@@ -260,9 +260,6 @@ class Terminal:
         if self._bar is not None:
             self._bar.stop()
         self._bar = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

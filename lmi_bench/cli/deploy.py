@@ -1,7 +1,7 @@
 """`lmi-bench deploy`: configurations for servers that others run, written, read and checked."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -170,19 +170,12 @@ def backends(model: _Model, instance: _Instance, djl_version: _Version = "0.38.0
     shape, machine = find_model(model), find_instance(instance)
     era, _ = container_of(djl_version)
     verdicts = choice.choose_backend(shape, machine, era)
+    columns = ("backend", "", "why", "settings")
     print_table(
         f"{shape.name} on {machine.instance_type} ({machine.num_accelerators} x "
         f"{machine.accelerator.name}), djl-serving {djl_version}",
-        [
-            {
-                "backend": verdict.backend,
-                "": verdict.verdict,
-                "why": verdict.reason,
-                "settings": verdict.settings,
-            }
-            for verdict in verdicts
-        ],
-        left=("backend", "", "why", "settings"),
+        [dict(zip(columns, astuple(verdict), strict=True)) for verdict in verdicts],
+        left=columns,
     )
     titles = ("backend", "real on the bundled engine", "needs the device")
     effects = choice.bundled_effects().items()

@@ -12,7 +12,7 @@ from lmi_bench.analysis.fit.validation import LoadUnderSlo, accuracies
 from lmi_bench.analysis.fleet import accelerator_comparison as machines
 from lmi_bench.analysis.fleet.day import DayResult
 from lmi_bench.analysis.fleet.money import usd_text
-from lmi_bench.analysis.fleet.portfolio import Portfolio, SharedFleet
+from lmi_bench.analysis.fleet.portfolio import Portfolio
 from lmi_bench.analysis.fleet.verification import Verified
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES
@@ -413,9 +413,19 @@ def _machine_row(each: machines.MachineFigures) -> dict[str, Any]:
 
 def print_portfolio(answer: Portfolio) -> None:
     """The shared machines, those of an endpoint each, and what sharing saves."""
+    plans = {"shared": answer.groups, "an endpoint each": answer.separate}
     rows = [
-        *_fleet_rows(answer.groups, "shared"),
-        *_fleet_rows(answer.separate, "an endpoint each"),
+        {
+            "plan": plan,
+            "fleet": f"{fleet.machines} x {fleet.instance}",
+            "models": ", ".join(
+                f"{name}: {need.copies} at TP {need.tensor_parallel}"
+                for name, need in fleet.models.items()
+            ),
+            "USD/h": usd_text(fleet.usd_per_hour, estimated=fleet.estimated),
+        }
+        for plan, fleets in plans.items()
+        for fleet in fleets
     ]
     print_table("Models on machines", rows, left=("models", "plan"), whole=("fleet",))
     for group in answer.groups:
@@ -433,18 +443,3 @@ def print_portfolio(answer: Portfolio) -> None:
         "a device serves one model; models on one machine fail together, and the plan does not "
         "include how they slow each other down: measure both at once before buying"
     )
-
-
-def _fleet_rows(fleets: tuple[SharedFleet, ...], plan: str) -> list[dict[str, str]]:
-    return [
-        {
-            "plan": plan,
-            "fleet": f"{fleet.machines} x {fleet.instance}",
-            "models": ", ".join(
-                f"{name}: {need.copies} at TP {need.tensor_parallel}"
-                for name, need in fleet.models.items()
-            ),
-            "USD/h": usd_text(fleet.usd_per_hour, estimated=fleet.estimated),
-        }
-        for fleet in fleets
-    ]

@@ -83,11 +83,6 @@ def import_results(settings: results.ImportSettings) -> None:
     say(f"{out}: {levels} level(s) of {tool}   next: lmi-bench report {out}")
 
 
-@workload.callback()
-def _workload() -> None:
-    """Workloads from recorded production traffic."""
-
-
 @workload.command("from")
 @spread_options
 def from_source(settings: results.WorkloadFromSettings) -> None:

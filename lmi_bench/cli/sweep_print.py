@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lmi_bench.analysis.results.checks import check_levels
-from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
+from lmi_bench.analysis.results.compare import Difference
 from lmi_bench.analysis.results.knee import NONE_RECOMMENDED, noise_of, taken_of
 from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve, work_per_s
@@ -161,10 +161,9 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
     """Levels by rising load, knees, and warnings."""
     levels = sorted(levels, key=lambda line: line.load.value)
     print_table("Levels", tables.level_rows(levels), give_way=tables.LEVEL_GIVE_WAY)
-    axis = sweep_curve(levels).axis
     print_table(
         "Knee by rule (* recommended)",
-        tables.knee_rows(axis, knees),
+        tables.knee_rows(sweep_curve(levels).axis, knees),
         left=("rule", "what binds", "why"),
     )
     print_table(
@@ -303,24 +302,19 @@ def print_comparison(comparison: "Comparison") -> None:
     )
     counts = Counter(each.verdict for each in comparison.differences)
     say(f"{title}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
-    if comparison.scaling is not None:
-        say(_scaling_text(comparison.scaling))
+    if (scaling := comparison.scaling) is not None:
+        edge = "; a best level is the highest that was run, so more load may change it"
+        say(
+            f"{scaling.many} copies give {number(scaling.many_tokens_per_s)} tok/s at their best "
+            f"level, {scaling.few} {number(scaling.few_tokens_per_s)}: scaling efficiency "
+            f"{scaling.efficiency_frac:.0%} (aggregate / (copies x one copy's))"
+            + (edge if scaling.edge else "")
+        )
     note(
         "intervals: 95 % each, paired bootstrap over requests; verdicts: 95 % for all together "
         "(Holm); sees: the smallest change that 80 of 100 such comparisons claim. Runs vary "
         "more than requests do: repeat them"
     )
-
-
-def _scaling_text(scaling: ScalingEfficiency) -> str:
-    text = (
-        f"{scaling.many} copies give {number(scaling.many_tokens_per_s)} tok/s at their best "
-        f"level, {scaling.few} {number(scaling.few_tokens_per_s)}: scaling efficiency "
-        f"{scaling.efficiency_frac:.0%} (aggregate / (copies x one copy's))"
-    )
-    if scaling.edge:
-        text += "; a best level is the highest that was run, so more load may change it"
-    return text
 
 
 def _difference_row(each: Difference) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Reads a user's files, writes files that a kill leaves whole or absent, and locks a folder."""
 
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -14,12 +15,8 @@ LOCK = ".lock"
 UNFINISHED = ".new"  # how the name of a file ends that is being written
 
 
-def lock_folder(path: Path) -> int | None:
+def lock_folder(path: Path) -> int:
     """Lock the folder until `close` or the end of the process, even if it is killed."""
-    try:
-        import fcntl
-    except ImportError:  # a platform without flock: only the folder's creation guards it
-        return None
     fd = _open_plain(path / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -49,8 +49,7 @@ def installed(what: str, instead: str = "") -> Iterator[None]:
     except ImportError as exc:
         others = {"triton": "triton", "llguidance": "'lmi-bench[structured]'"}
         packages = others.get(exc.name or "", "'lmi-bench[engine]'")
-        text = f"{what} needs {exc.name}: pip install {packages}{instead}"
-        raise InputError(text) from exc
+        raise InputError(f"{what} needs {exc.name}: pip install {packages}{instead}") from exc
 
 
 class LmiBenchError(Exception):

@@ -6,9 +6,9 @@ A value that was read keeps the order of its keys and keys that this version doe
 
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from lmi_bench.core.errors import InputError
 
@@ -90,8 +90,7 @@ class JsonValue:
             elif type(value) not in slot.accepts and (  # NumPy's are subclasses; true is no number
                 isinstance(value, bool) or not isinstance(value, tuple(slot.accepts))
             ):
-                expected = _names(slot)
-                raise InputError(f"{where}: {key} must be {expected}, not {_shown(value)}")
+                raise InputError(f"{where}: {key} must be {_names(slot)}, not {_shown(value)}")
             elif slot.is_tuple and value is not None:
                 values[slot.name] = tuple(slot.read(each, where, key) for each in value)
             else:
@@ -150,7 +149,7 @@ def slot_of(name: str, annotation: Any) -> Slot:
     """The slot of a key with an annotation's type."""
     accepts: set[type] = set()
     of = None
-    kinds = list(_alternatives(annotation))
+    kinds = _alternatives(annotation)
     for each in kinds:
         kind = get_origin(each) or each
         if kind is tuple and _is_value(get_args(each)[0]):
@@ -174,7 +173,7 @@ def slot_of(name: str, annotation: Any) -> Slot:
 def check_types(kind: type, values: Mapping[str, Any], where: str) -> None:
     """Raise InputError for a value that the field of that name cannot have; other keys are passed.
 
-    kind  a dataclass; numbers must be finite, and lists and mappings are looked into
+    kind  a dataclass; numbers must be finite, and mappings and `tuple[X, ...]` are looked into
     """
     for key, annotation in get_type_hints(kind).items():
         if key in values and not _fits(values[key], annotation):
@@ -187,33 +186,24 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 def _fits_one(value: Any, annotation: Any) -> bool:
     kind, parts = get_origin(annotation) or annotation, get_args(annotation)
-    if kind is Literal:
-        return value in parts
     if kind is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
     if kind in (int, bool, str, types.NoneType):
         return type(value) is kind
-    if kind not in (tuple, list, Sequence, Mapping):
-        return True  # checked where it is made
-    if issubclass(kind, Mapping):
+    if kind is Mapping:
         return isinstance(value, Mapping) and all(_fits(each, parts[1]) for each in value.values())
-    if not isinstance(value, (list, tuple)) or not parts:
-        return isinstance(value, (list, tuple))
-    if len(parts) == 1 or parts[1] is Ellipsis:
-        return all(_fits(each, parts[0]) for each in value)
-    return len(value) == len(parts) and all(map(_fits, value, parts))
+    if kind is tuple:
+        return isinstance(value, (list, tuple)) and all(_fits(each, parts[0]) for each in value)
+    return True  # checked where it is made
 
 
 def _is_value(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, JsonValue)
 
 
-def _alternatives(annotation: Any) -> Iterator[Any]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        for each in get_args(annotation):
-            yield from _alternatives(each)
-    else:
-        yield annotation
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return get_args(annotation) if is_union else (annotation,)
 
 
 def _names(slot: Slot) -> str:

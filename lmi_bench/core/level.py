@@ -401,9 +401,8 @@ class Level(JsonValue):
         """The level of a line; InputError names `where` and the field that is damaged."""
         values = cls._read(content, where)
         concurrency, rate_per_s = values.pop("concurrency", None), values.pop("rate_per_s", None)
-        with_sessions = bool(values.get("sessions"))
         try:
-            load = Load(concurrency, rate_per_s, sessions=with_sessions)
+            load = Load(concurrency, rate_per_s, sessions=bool(values.get("sessions")))
         except InputError as exc:
             raise InputError(f"{where}: concurrency, rate_per_s: {exc}") from exc
         found = {metric: values.pop(metric, None) for metric in METRICS}

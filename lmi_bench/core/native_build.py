@@ -72,7 +72,12 @@ def library(
     os.close(handle)
     unfinished = Path(name)
     try:
-        _compile([program, *source.flags, "-o", name, str(source.path)])
+        command = [program, *source.flags, "-o", name, str(source.path)]
+        done = _run(command, "does not build it")
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            first = next((line for line in lines if "error" in line), lines[0])
+            raise NativeUnavailableError(f"{program} does not build it: {first}")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -114,14 +119,6 @@ def _run(
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise NativeUnavailableError(f"{command[0]} {problem}: {exc}") from exc
-
-
-def _compile(command: list[str]) -> None:
-    done = _run(command, "does not build it")
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        first = next((line for line in lines if "error" in line), lines[0])
-        raise NativeUnavailableError(f"{command[0]} does not build it: {first}")
 
 
 def _key(source: Path, program: str, flags: tuple[str, ...]) -> str:

@@ -63,16 +63,11 @@ def redact(value: Any, secrets: Sequence[str] = ()) -> Any:
             )
             for key, item in value.items()
         }
-    if isinstance(value, list | tuple):
-        return _redact_items(value, secrets)
-    return value
-
-
-def _redact_items(items: Sequence[Any], secrets: Sequence[str]) -> list[Any]:
-    """A list, in which a flag such as `--api-key` hides the item after it."""
+    if not isinstance(value, list | tuple):
+        return value
     out: list[Any] = []
     hide_next = False
-    for item in items:
+    for item in value:  # a flag such as `--api-key` hides the one after it
         out.append(REDACTED if hide_next and isinstance(item, str) else redact(item, secrets))
         hide_next = isinstance(item, str) and _SECRET_FLAG.fullmatch(item) is not None
     return out

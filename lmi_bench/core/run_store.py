@@ -15,12 +15,12 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -51,7 +51,7 @@ class Run:
     slo_answer: SloAnswer | None = None
 
 
-class RunStore:
+class RunStore(AbstractContextManager["RunStore"]):
     """The one writer of a run folder; use it as a context manager or `close` it."""
 
     def __init__(self, path: Path, manifest: Manifest, secrets: Sequence[str]) -> None:
@@ -60,7 +60,7 @@ class RunStore:
         self.levels: list[Level] = []
         self._secrets = tuple(secrets)
         self._attempts: dict[int, int] = {}
-        self._lock_fd = durable.lock_folder(path)
+        self._lock_fd: int | None = durable.lock_folder(path)
 
     @classmethod
     def create(cls, path: Path, manifest: Manifest, *, secrets: Sequence[str] = ()) -> "RunStore":
@@ -169,9 +169,6 @@ class RunStore:
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -278,8 +275,7 @@ def repair_run(path: Path) -> list[str]:
             else:
                 (path / name).unlink()
     finally:
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
     kept = {REQUESTS: len(requests), LEVELS: len(found)}
     return [
         f"{path / name}: {plural(kept[name], 'line') if name in kept else 'nothing'} kept; "

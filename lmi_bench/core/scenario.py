@@ -176,14 +176,12 @@ class Scenario(Section, TopFields):
             for section in sections:
                 place = place.setdefault(section, {})
             if dotted == "load.concurrency":
-                content["load"]["rate_per_s"] = None
+                place["rate_per_s"] = None
             elif dotted == "load.rate_per_s":
-                content["load"]["concurrency"] = None
+                place["concurrency"] = None
             elif dotted in ("workload.input_tokens", "workload.output_tokens"):
-                content["workload"]["mix"] = ()
-                content["workload"][dotted.split(".")[1].replace("tokens", "lengths")] = None
-                content["workload"]["trace"] = None
-                content["workload"]["conversations"] = None
+                place |= {"mix": (), "trace": None, "conversations": None}
+                place[last.replace("tokens", "lengths")] = None
             place[last] = value
         return parse_scenario(content)
 

@@ -50,16 +50,6 @@ def raise_value_error(parse: Callable[[str], object], text: str) -> None:
         raise ValueError(str(exc)) from exc
 
 
-def _parse_turns(text: str) -> object:
-    try:
-        return parse_lengths(text)
-    except InputError:
-        raise InputError(
-            f"turns {text!r} are not understood; write a number of at least 1, or a distribution "
-            "such as uniform(2,6)"
-        ) from None
-
-
 class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
@@ -125,7 +115,13 @@ class WorkloadSection(Section, fields.SessionFields, fields.WorkloadFields):
     @model_validator(mode="after")
     def _whole_conversations(self) -> WorkloadSection:
         if self.turns is not None:
-            raise_value_error(_parse_turns, self.turns)
+            try:
+                parse_lengths(self.turns)
+            except InputError:
+                raise ValueError(
+                    f"turns {self.turns!r} are not understood; write a number of at least 1, or a "
+                    "distribution such as uniform(2,6)"
+                ) from None
             alone = ("mix", "dataset", "trace", "conversations", "agents", "agent_trace")
             if any(getattr(self, name) for name in alone):
                 raise ValueError(f"turns makes its own conversations; leave out {', '.join(alone)}")

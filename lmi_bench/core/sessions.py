@@ -17,7 +17,7 @@ The wait is the recorded time from the last of these answers to the request.
 import math
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -67,7 +67,8 @@ def read_sessions(path: Path, idle_cap_s: float | None = None) -> list[Session]:
     sessions: list[Session] = []
     for file in files:
         entries = json_values(read_text(file), file)
-        read = next((kind for key, kind in _KINDS.items() if key in _keys(entries)), _weka)
+        keys = entries[0].keys() if entries and isinstance(entries[0], dict) else ()
+        read = next((kind for key, kind in _KINDS.items() if key in keys), _weka)
         try:
             sessions += [_session(found, idle_cap_s) for found in read(entries) if found]
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
@@ -78,11 +79,6 @@ def read_sessions(path: Path, idle_cap_s: float | None = None) -> list[Session]:
     if not sessions:
         raise InputError(f"{path} holds no session with a request")
     return sessions
-
-
-def _keys(entries: Sequence[Any]) -> Collection[str]:
-    """The keys of the first entry."""
-    return entries[0].keys() if entries and isinstance(entries[0], dict) else ()
 
 
 @dataclass(slots=True)

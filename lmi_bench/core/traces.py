@@ -126,11 +126,6 @@ class Trace:
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
 
     @property
-    def has_blocks(self) -> bool:
-        """Whether equal text is recorded, so that a prefix cache can be simulated."""
-        return any(request.hash_ids for request in self.requests)
-
-    @property
     def rate_per_s(self) -> float:
         """Mean rate: gaps over the time between the first and the last request."""
         return (len(self.requests) - 1) / self.requests[-1].at_s
@@ -146,8 +141,7 @@ def read_trace(path: Path) -> Trace:
     Raises InputError for unknown columns, for hash ids that no block size fits, or with fewer than
     two different times.
     """
-    text = read_text(path)
-    rows = _rows(path, text)
+    rows = _rows(path, read_text(path))
     kept = []
     for number, row in enumerate(rows, start=1):
         try:

@@ -149,13 +149,6 @@ def with_start(spec: LevelSpec) -> LevelSpec:
     return replace(spec, start_requests=users, num_requests=number)
 
 
-def closed_loop_requests(users: int, per_user: int | None) -> int:
-    """Requests of a closed loop's level: `per_user` for each; None: as many as a p90 needs."""
-    if per_user is not None:
-        return users * per_user
-    return max(LEAST_REQUESTS, users * USUAL_REQUESTS_PER_USER)
-
-
 @dataclass(frozen=True, slots=True)
 class LevelSizes:
     """The load section of a scenario without its loads: what a level at each of them has.
@@ -183,9 +176,11 @@ class LevelSizes:
             return self.requests_per_level
         if self.duration_s is not None:
             return None
-        if axis == "concurrency":
-            return closed_loop_requests(int(load), self.requests_per_user)
-        return OPEN_LOOP_REQUESTS
+        if axis != "concurrency":
+            return OPEN_LOOP_REQUESTS
+        if self.requests_per_user is not None:
+            return int(load) * self.requests_per_user
+        return max(LEAST_REQUESTS, int(load) * USUAL_REQUESTS_PER_USER)  # as many as a p90 needs
 
     def level(self, index: int, axis: LoadAxis, load: float, num_requests: int | None) -> LevelSpec:
         """A level at a load; num_requests: those that count."""

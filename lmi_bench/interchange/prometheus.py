@@ -20,7 +20,7 @@ from typing import Any
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.traffic_statistics import PEAK_WINDOW_S, Summary, independent_kinds
-from lmi_bench.loadgen.watch.server_metrics import SampleReader
+from lmi_bench.loadgen.watch.server_metrics import read_samples
 
 Fetch = Callable[[str], str]
 
@@ -95,7 +95,7 @@ def _counts_of_page(text: str) -> Mapping[str, Mapping[float, float]]:
     """A page's histograms by name: counts by upper bound."""
     samples: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     names = {f"{name}_bucket": name for *lengths, _ in _ENGINES.values() for name in lengths}
-    for sample in SampleReader(names).read(text):
+    for sample in read_samples(text, names):
         if bound := _LE.search(sample.labels):
             samples[names[sample.name]][float(bound[1])] += sample.value
     return samples

@@ -158,7 +158,7 @@ def repeats_text(scenario: Scenario) -> bool:
     """Whether prompts begin alike, by design or as a trace records it."""
     workload = scenario.workload
     if workload.trace is not None and not workload.shared_prefix:
-        return read_trace(Path(workload.trace)).has_blocks
+        return any(each.hash_ids for each in read_trace(Path(workload.trace)).requests)
     return workload.begins_alike
 
 

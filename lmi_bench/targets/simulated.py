@@ -52,16 +52,14 @@ def open_simulated_engine(
     settings: EngineSection,
     *,
     max_total_tokens: int,
-    profile: EngineProfile | None = None,
 ) -> engine_parts.EngineParts:
     """An engine that takes the predicted time of each step of a model on an instance.
 
     max_total_tokens  maximum tokens, input and output, of one request
-    profile           None: the one that the settings name
     Raises InputError and CapacityError if the settings do not fit the model and the instance.
     """
     refuse_impossible("simulated", settings)
-    profile = _with_stated_memory(profile or find_profile(settings.profile), settings)
+    profile = _profile(settings)
     total_tokens = settings.max_model_len or max_total_tokens
     setup = _setup(model, instance_type, settings, profile, total_tokens)
     config = engine_parts.scheduler_config(
@@ -108,14 +106,15 @@ def open_simulated_engine(
     )
 
 
-def _with_stated_memory(profile: EngineProfile, settings: EngineSection) -> EngineProfile:
+def _profile(settings: EngineSection) -> EngineProfile:
+    """The profile that the settings name, with the memory that they state."""
     stated = {
         "memory_share": settings.memory_share,
         "block_size": settings.block_size,
         "cache_tokens": settings.kv_tokens,
     }
     given: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
-    return replace(profile, **given)
+    return replace(find_profile(settings.profile), **given)
 
 
 def _setup(

@@ -15,7 +15,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.run.target import resolve
+from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.wire.format import find_format
 from tests.loadgen.sending import measure
 
@@ -137,7 +137,7 @@ def records_of(
                 for _ in scripts:
                     loop = asyncio.get_running_loop()
                     measured = await measure(
-                        resolve(target).send, REQUEST, loop.time(), timeout_s=timeout_s
+                        Resolved(target).send, REQUEST, loop.time(), timeout_s=timeout_s
                     )
                     records.append(measured.record())
             await server.idle()

@@ -9,7 +9,7 @@ import pytest
 
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.run.target import resolve
+from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.wire.format import find_format
 from tests.faults import misbehaving
 from tests.faults.misbehaving import (
@@ -255,7 +255,7 @@ def test_a_refused_connection_is_a_connect_error():
                 url, find_format("openai"), model="m", native=misbehaving.NATIVE
             ) as target:
                 await target.open(2)
-                return (await measure(resolve(target).send, REQUEST, 0.0)).record()
+                return (await measure(Resolved(target).send, REQUEST, 0.0)).record()
 
     record = run_on_sockets(main())
     assert record.status == "connect"
@@ -268,7 +268,7 @@ def test_a_host_without_an_address_is_a_connect_error():
         async with HttpTarget(
             url, find_format("openai"), model="m", native=misbehaving.NATIVE
         ) as target:
-            return (await measure(resolve(target).send, REQUEST, 0.0)).record()
+            return (await measure(Resolved(target).send, REQUEST, 0.0)).record()
 
     record = run_on_sockets(main())
     assert record.status == "connect"
@@ -292,7 +292,7 @@ def test_a_server_that_does_not_answer_the_connect_is_given_up():
                 async with HttpTarget(
                     url, find_format("openai"), model="m", connect_timeout_s=0.2
                 ) as target:
-                    return (await measure(resolve(target).send, REQUEST, 0.0)).record()
+                    return (await measure(Resolved(target).send, REQUEST, 0.0)).record()
             finally:
                 for filler in fillers:
                     filler.close()
@@ -313,7 +313,7 @@ def test_a_port_that_never_answers_the_handshake_is_a_tls_error():
             async with HttpTarget(
                 url, find_format("openai"), model="m", connect_timeout_s=0.2
             ) as target:
-                return (await measure(resolve(target).send, REQUEST, 0.0)).record()
+                return (await measure(Resolved(target).send, REQUEST, 0.0)).record()
 
     record = run_on_sockets(main())
     assert record.status == "tls"
@@ -332,7 +332,7 @@ def test_plain_http_behind_https_is_a_tls_error():
         async with HttpTarget(
             url, find_format("openai"), model="m", native=misbehaving.NATIVE
         ) as target:
-            record = (await measure(resolve(target).send, REQUEST, 0.0)).record()
+            record = (await measure(Resolved(target).send, REQUEST, 0.0)).record()
         server.close()
         return record
 
@@ -363,7 +363,7 @@ def test_a_connection_that_the_server_closed_between_requests_is_replaced():
                 statuses = []
                 for _ in range(3):
                     statuses.append(
-                        (await measure(resolve(target).send, REQUEST, 0.0)).record().status
+                        (await measure(Resolved(target).send, REQUEST, 0.0)).record().status
                     )
                     await asyncio.sleep(0.05)  # the close is seen while nothing is in flight
                 return statuses, server.connections

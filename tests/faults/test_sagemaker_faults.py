@@ -11,7 +11,7 @@ from botocore.credentials import Credentials
 from lmi_bench.loadgen.aws.access import AwsAccess
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
-from lmi_bench.loadgen.run.target import resolve
+from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.sagemaker import payload_part
 from tests.faults.misbehaving import (
@@ -49,7 +49,7 @@ def sagemaker_record(script, *, timeout_s=5.0):
             target = SageMakerTarget(access, Invocation("m"), find_format("lmi"), model="m")
             async with target:
                 now_s = asyncio.get_running_loop().time()
-                measured = await measure(resolve(target).send, REQUEST, now_s, timeout_s=timeout_s)
+                measured = await measure(Resolved(target).send, REQUEST, now_s, timeout_s=timeout_s)
             await server.idle()
             return measured.record()
 

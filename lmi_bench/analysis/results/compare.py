@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import Columns, columns_of
 from lmi_bench.analysis.results.latency import samples_needed
-from lmi_bench.analysis.results.quantiles import FloatArray, central_interval, counted_quantile
+from lmi_bench.analysis.results.quantiles import FloatArray, central_interval
 from lmi_bench.analysis.results.repeats import by_load, set_aside
 from lmi_bench.analysis.results.slo_results import statistic_ms
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
@@ -36,7 +36,8 @@ Key = tuple[int, int]  # attempt, request
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
-_GAP_RESAMPLES = 200  # gaps between tokens are many: each draw sorts them all
+_GAP_RESAMPLES = 200  # gaps between tokens are many
+_BLOCK = 2**20  # values of draws that are counted at once
 _PAIRED_SHARE = 0.9
 _EQUAL = 1e-9  # of a logarithm: rounding
 LEAST_CLAIM, ATTEMPTS_FOR_LESS = 0.01, 3
@@ -297,12 +298,20 @@ def _of_draws(
     order = np.argsort(values)
     values = values[order]
     owner = np.repeat(np.arange(len(own)), [len(each) for each in own])[order]
+    times = np.stack([np.bincount(row, minlength=len(own)) for row in chosen])
+    blocks = np.array_split(times, max(1, len(chosen) * len(values) // _BLOCK))
 
-    def of_draw(row: NDArray[np.int64], quantile: float) -> float:
-        counts = np.bincount(row, minlength=len(own))[owner]
-        return counted_quantile(values, counts, quantile) if counts.any() else math.nan
+    def of_draws(times: NDArray[np.int64], quantile: float) -> FloatArray:
+        ends = times[:, owner].cumsum(axis=1)
+        place = quantile * (ends[:, -1:] - 1)  # among the values of the draw, from 0
+        below, above = (
+            values[np.minimum((ends <= edge).sum(axis=1), len(values) - 1)]
+            for edge in (np.floor(place), np.ceil(place))
+        )
+        found = below + (above - below) * (place - np.floor(place))[:, 0]
+        return np.where(ends[:, -1] > 0, found, math.nan)
 
-    return lambda quantile: np.array([of_draw(row, quantile) for row in chosen])
+    return lambda quantile: np.concatenate([of_draws(block, quantile) for block in blocks])
 
 
 def _draws(

@@ -228,7 +228,7 @@ async def serve(
     port: int = 8080,
     *,
     on_ready: Callable[[Listening], None],
-    engine: ServingEngine | None = None,
+    engine: ServingEngine,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish running requests; a second signal stops at once.
 
@@ -238,10 +238,8 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    watching = None
-    if engine is not None:
-        watching = asyncio.ensure_future(engine.failed())
-        watching.add_done_callback(lambda _: stop.set())
+    watching = asyncio.ensure_future(engine.failed())
+    watching.add_done_callback(lambda _: stop.set())
     async with listening(app, host, port) as where:
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, stop.set)
@@ -251,9 +249,8 @@ async def serve(
         finally:
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
-            if watching is not None:
-                watching.cancel()
-    if engine is not None and engine.error is not None:
+            watching.cancel()
+    if engine.error is not None:
         raise engine.error
 
 

@@ -108,8 +108,9 @@ def _refusal(exc: Exception, path: str) -> Exception | None:
             return exc
         case web.HTTPRequestEntityTooLarge():
             return RefusedError(413, f"the body is too large: {exc.text}", keeps_open=True)
-        case web.RequestPayloadError():
-            return RefusedError(400, unreadable(exc))
+        case web.RequestPayloadError():  # the body does not match its Content-Encoding or length
+            reason = " ".join(str(exc).removeprefix("400, message:").split())
+            return RefusedError(400, f"the body cannot be read: {reason}")
         case web.HTTPNotFound():
             return RefusedError(404, f"no such path: {path}", keeps_open=True)
         case web.HTTPMethodNotAllowed():
@@ -132,18 +133,6 @@ def without_expectations(handle: Handle) -> Handle:
     return answer
 
 
-def unreadable(exc: web.RequestPayloadError) -> str:
-    """The message for a body that does not match its Content-Encoding or length."""
-    reason = " ".join(str(exc).removeprefix("400, message:").split())
-    return f"the body cannot be read: {reason}"
-
-
-def closing(response: web.Response) -> web.Response:
-    """Close the connection after this response: the end of the body is unknown."""
-    response.force_close()
-    return response
-
-
 def json_response(
     body: object, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
@@ -159,4 +148,6 @@ def _response(path: str, exc: Exception, model_name: str = "") -> web.Response:
         protocol = "openai"
     status, body = failure(protocol, exc, model_name)
     response = json_response(body, status=status)
-    return closing(response) if isinstance(exc, RefusedError) and not exc.keeps_open else response
+    if isinstance(exc, RefusedError) and not exc.keeps_open:
+        response.force_close()  # the end of the body is unknown
+    return response

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,17 +98,14 @@ def _called(name: str, formatter: Formatter, body: dict[str, Any], **extras: Any
 def _djl_python(marked: dict[str, list[Formatter]]) -> Iterator[None]:
     """Provide the two decorators, and nothing else, as the package `djl_python`."""
 
-    def marker(name: str) -> Callable[[Formatter], Formatter]:
-        def mark(formatter: Formatter) -> Formatter:
-            marked[name].append(formatter)
-            return formatter
-
-        return mark
+    def mark(name: str, formatter: Formatter) -> Formatter:
+        marked[name].append(formatter)
+        return formatter
 
     modules = {_PACKAGE: ModuleType(_PACKAGE)}
     for name, place in _PLACES.items():
         module = ModuleType(f"{_PACKAGE}.{place}")
-        setattr(module, name, marker(name))
+        setattr(module, name, partial(mark, name))
         modules[module.__name__] = module
     kept = {name: sys.modules[name] for name in modules if name in sys.modules}
     sys.modules.update(modules)

@@ -183,12 +183,7 @@ class SageMakerRoutes:
         return response
 
     async def _answer(self, request: web.Request, envelope: Envelope) -> web.StreamResponse:
-        try:
-            body = await request.read()
-        except web.HTTPRequestEntityTooLarge as exc:
-            return _aws_error(400, "ValidationError", f"the body is too large: {exc.text}")
-        except web.RequestPayloadError as exc:
-            return failures.closing(_aws_error(400, "ValidationError", failures.unreadable(exc)))
+        body = await request.read()
         if self.check is not None:
             url = request.rel_url
             try:
@@ -237,12 +232,11 @@ def credentials_check(access_key: str | None, secret_key: str | None) -> Signatu
 
 def _stream_headers(headers: dict[str, str]) -> dict[str, str]:
     """The event stream's headers, with the container's content type in a separate one."""
-    container_type = headers.get("Content-Type", "application/octet-stream")
     return {
         **{name: value for name, value in headers.items() if name.startswith("X-")},
         **VARIANT,
         "Content-Type": CONTENT_TYPE,
-        _CONTAINER_TYPE: container_type,
+        _CONTAINER_TYPE: headers.get("Content-Type", "application/octet-stream"),
     }
 
 

@@ -69,8 +69,6 @@ def _minutes(line: Level) -> list[datetime]:
 
 def read_levels(client: Any, watched: Watched, lines: Sequence[Level]) -> list[CloudWatch]:
     """The known values of each level, all with times; raises LmiBenchError if AWS refuses."""
-    if not lines:
-        return []
     users = Counter(minute for line in lines for minute in _minutes(line))
     series = _series(client, watched, users)
     return [_of_level(line, series, users, watched) for line in lines]

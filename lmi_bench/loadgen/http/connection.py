@@ -200,7 +200,7 @@ class Connection:
             self._end_of_stream()
 
     def on_woken(self, kind: int, error: int) -> None:
-        """Look at what the native receiver kept; see `receive.WokenStream`."""
+        """Look at what the native receiver kept; see `receive.Stream`."""
         if self._kept is None:
             return
         data = self._kept.since(self._num_fed)

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from lmi_bench.loadgen.http import native_harvest
 from lmi_bench.loadgen.http.native_harvest import KeptStream, NativeHarvester
@@ -43,39 +43,14 @@ class Stream(Protocol):
     def on_writable(self) -> None:
         """Send more; called once after `want_write`."""
 
-
-class WokenStream(Stream, Protocol):
-    """A stream that the native receiver may read."""
-
     def on_woken(self, kind: int, error: int) -> None:
-        """Look at what was kept; kind is one of `native_harvest`'s, `error` the errno of FAILED."""
-
-
-class Receiver:
-    """Watches stream sockets and calls their streams; natively and with a bound where it can."""
-
-    def add(self, stream: Stream) -> None:
-        """Read this socket from now on."""
-
-    def use_native(self, library: Path) -> None:
-        """Let the native receiver read for streams that are `kept`, if it can."""
-
-    def add_kept(self, stream: WokenStream) -> KeptStream | None:
-        """Read this socket natively from now on; None: impossible here, `add` it."""
-
-    def remove(self, stream: Stream) -> None:
-        """Stop; the socket is about to be closed."""
-
-    def want_write(self, stream: Stream, wanted: bool) -> None:
-        """Call `on_writable` when the stream can write again, or stop doing so."""
-
-    def look_every(self, tick_s: float | None) -> None:
-        """Look for data at least this often, so that what is read arrived within the tick."""
+        """Look at what the native receiver kept; kind is one of `native_harvest`'s, `error` the
+        errno of FAILED."""
 
 
 if sys.platform == "linux":
 
-    class HarvestSelector(selectors.EpollSelector, Receiver):
+    class HarvestSelector(selectors.EpollSelector):
         """An epoll selector that reads the stream sockets inside `select()`.
 
         It waits with select(2) on the epoll descriptor, in microseconds: epoll's own time-out
@@ -88,7 +63,7 @@ if sys.platform == "linux":
             self._epoll_fd = self._epoll.fileno()
             self._streams: dict[int, Stream] = {}
             self._native: NativeHarvester | None = None
-            self._kept: dict[int, WokenStream] = {}
+            self._kept: dict[int, Stream] = {}
             self._harvested_ns = time.monotonic_ns()
             self._tick_s: float | None = None
 
@@ -115,7 +90,7 @@ if sys.platform == "linux":
             if self._native is None:
                 self._native = NativeHarvester(library, self._epoll_fd)
 
-        def add_kept(self, stream: WokenStream) -> KeptStream | None:
+        def add_kept(self, stream: Stream) -> KeptStream | None:
             """Read this socket natively from now on; None: impossible here, `add` it."""
             if self._native is None:
                 return None
@@ -209,7 +184,7 @@ if sys.platform == "linux":
                 now_ns = time.monotonic_ns()
 
 
-class LoopReceiver(Receiver):
+class LoopReceiver:
     """A receiver over any selector loop's own readers: user time, without a bound."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -230,6 +205,19 @@ class LoopReceiver(Receiver):
             self._loop.add_writer(stream.fd, stream.on_writable)
         else:
             self._loop.remove_writer(stream.fd)
+
+    def use_native(self, library: Path) -> None:
+        """Nothing: the native receiver needs a selector of its own."""
+
+    def add_kept(self, stream: Stream) -> None:
+        """None: impossible here, `add` it."""
+
+    def look_every(self, tick_s: float | None) -> None:
+        """Nothing: the loop looks when it likes."""
+
+
+Receiver: TypeAlias = "HarvestSelector | LoopReceiver"
+"""Watches stream sockets and calls their streams; natively and with a bound where it can."""
 
 
 class HarvestLoop(asyncio.SelectorEventLoop):

@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import resource
 import secrets
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import InputError, TargetError, timeout_message
@@ -51,7 +52,7 @@ Sign = Callable[[bytes], Mapping[str, str]]
 
 
 @dataclass(eq=False, repr=False)  # its headers may have a key
-class HttpTarget:
+class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
     """One endpoint, one protocol. Use it as an async context manager or `close` it.
 
     stream      False requests answers in one piece
@@ -203,9 +204,6 @@ class HttpTarget:
         if self._stamping is not None:
             self._stamping.close()
             self._stamping = None
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -389,10 +387,6 @@ def _refuse_virtual_time() -> None:
 
 def _allow_descriptors(connections: int) -> None:
     """Raise the process's limit of open files if needed; InputError if that is not allowed."""
-    try:
-        import resource
-    except ImportError:  # no such limit on this platform
-        return
     needed = connections + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

@@ -64,8 +64,7 @@ class AgentSessions:
     ) -> Self:
         """The workload's sessions: recorded ones, shuffled by the seed, or made up."""
         if workload.agent_trace is None:
-            shape = parse_agents(workload.agents or "")
-            sessions: SessionOf = partial(made_up, shape, seed)
+            sessions: SessionOf = partial(made_up, parse_agents(workload.agents or ""), seed)
         else:
             recorded = read_sessions(Path(workload.agent_trace), workload.idle_cap_s)
             sessions = texts.over_and_over(recorded, f"{seed}/agents")

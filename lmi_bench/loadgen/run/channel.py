@@ -203,9 +203,7 @@ class Channel:
         return found
 
     def _mac(self, place: bytes, text: bytes) -> bytes:
-        mac = hmac.new(self._key, place, "sha256")
-        mac.update(text)
-        return mac.digest()
+        return hmac.digest(self._key, place + text, "sha256")
 
     def _skip_to_mark(self) -> None:
         """Read up to the end of the other side's mark; raises InputError if it does not come."""

@@ -21,7 +21,7 @@ from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_par
 from lmi_bench.loadgen.run.loops import SessionLoop, run_closed_loop, run_open_loop
 from lmi_bench.loadgen.run.self_check import LoopWatch
 from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
-from lmi_bench.loadgen.run.target import Send, Target, resolve
+from lmi_bench.loadgen.run.target import Resolved, Send, Target
 
 PREPARED_REQUESTS = 16_384
 PREPARED_TOKENS = 4_000_000
@@ -106,7 +106,7 @@ class LevelRunner:
         self._spec = spec = order.spec
         self._rules = rules = order.rules
         self._share = share = order.share
-        self._resolved = resolve(self.target)
+        self._resolved = Resolved(self.target)
         self._is_decided = None if rules.watch is None else rules.watch(spec)
         self.watch = LoopWatch()
         self._guard = StallGuard() if order.timeout_s is None else None
@@ -124,14 +124,11 @@ class LevelRunner:
         self._engine: Mapping[str, float | None] | None = None
         self._stop: Callable[[], None] = lambda: None
 
-    async def run(
-        self, attempt: int, before_start: Callable[[], Awaitable[None]] | None = None
-    ) -> LevelRun:
+    async def run(self, attempt: int, before_start: Callable[[], Awaitable[None]]) -> LevelRun:
         """Send the whole level; awaits `before_start` when all is ready."""
 
         async def start() -> float:
-            if before_start is not None:
-                await before_start()
+            await before_start()
             return asyncio.get_running_loop().time()
 
         part = await self.run_part(start)

@@ -31,7 +31,7 @@ from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import num_turns
 from lmi_bench.loadgen.prompts.prompts import Prompts, no_text
 from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress, StopRules
-from lmi_bench.loadgen.run.target import Target, resolve
+from lmi_bench.loadgen.run.target import Resolved, Target
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
 
@@ -40,7 +40,7 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
     """The levels that a scenario names, in its order.
 
     A closed-loop level sends requests_per_level, or concurrency * requests_per_user (if neither is
-    stated see `closed_loop_requests`), and first one for each user (`with_start`); an open-loop
+    stated see `LevelSizes`), and first one for each user (`with_start`); an open-loop
     level without a number or a duration sends 100.
     """
     load = scenario.load
@@ -144,7 +144,10 @@ async def run_sweep(
         started_at = datetime.now(UTC)
         order = LevelOrder(spec, rules, timeout_s, spacing_s, seed)
         has_hosts = workers is not None and bool(workers.hosts)
-        pool = workers if has_hosts or not _needs_one_process(spec, target) else None
+        capped = spec.max_in_flight is not None or spec.max_sessions is not None
+        capped = capped or Resolved(target).max_connections is not None
+        # a cap counts the requests in flight, which one process alone can do
+        pool = workers if has_hosts or not capped else None
         count = 1 if pool is None else pool.count_for(spec, finished)
         async with _observed(server, before_level) as before_start:
             if pool is not None and (count > 1 or has_hosts):
@@ -160,12 +163,6 @@ async def run_sweep(
         finished.append(level)
         on_level(run, level)
     return finished
-
-
-def _needs_one_process(spec: LevelSpec, target: Target) -> bool:
-    """Whether a limit counts the requests in flight."""
-    capped = spec.max_in_flight is not None or spec.max_sessions is not None
-    return capped or resolve(target).max_connections is not None
 
 
 @contextlib.asynccontextmanager

@@ -1,12 +1,11 @@
 """What a sweep measures: the interface between the load generator and everything that answers.
 
-A target has `send`. What else it may have is looked up once for a level by `resolve`, because
+A target has `send`. What else it may have is looked up once for a level (`Resolved`), because
 looking takes longer than sending a request.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
@@ -29,7 +28,6 @@ class Target(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
 class Resolved:
     """What a target may have besides `send`, by the same names; None for what it lacks.
 
@@ -42,23 +40,11 @@ class Resolved:
     max_connections  maximum requests in flight; more have to wait. None: no limit
     """
 
-    send: Send
-    open_level: Callable[[int], Awaitable[None]] | None
-    end_level: Callable[[], ReceiveSignals]
-    engine_stats: Callable[[], EngineStats] | None
-    max_connections: int | None
-
-
-def resolve(target: Target) -> Resolved:
-    """Look up what a target has."""
-
-    def has(name: str, default: Any = None) -> Any:
-        return getattr(target, name, default)
-
-    return Resolved(
-        send=has("send_undecoded", target.send),
-        open_level=has("open_level"),
-        end_level=has("end_level", ReceiveSignals),
-        engine_stats=has("engine_stats"),
-        max_connections=has("max_connections"),
-    )
+    def __init__(self, target: Target) -> None:
+        self.send: Send = getattr(target, "send_undecoded", target.send)
+        self.open_level: Callable[[int], Awaitable[None]] | None = getattr(
+            target, "open_level", None
+        )
+        self.end_level: Callable[[], ReceiveSignals] = getattr(target, "end_level", ReceiveSignals)
+        self.engine_stats: Callable[[], EngineStats] | None = getattr(target, "engine_stats", None)
+        self.max_connections: int | None = getattr(target, "max_connections", None)

@@ -243,7 +243,7 @@ class WorkerPool:
         attempt: int,
         count: int,
         on_progress: Callable[[Progress], None],
-        before_start: Callable[[], Awaitable[None]] | None = None,
+        before_start: Callable[[], Awaitable[None]],
     ) -> LevelRun:
         """Send a level with `count` workers.
 
@@ -271,7 +271,7 @@ class WorkerPool:
         workers: Sequence[_Worker],
         order: LevelOrder,
         on_progress: Callable[[Progress], None],
-        before_start: Callable[[], Awaitable[None]] | None,
+        before_start: Callable[[], Awaitable[None]],
     ) -> list[LevelPart]:
         rules, watch = order.rules, order.rules.watch  # which no message can carry
         is_decided = watch and watch(order.spec)
@@ -280,8 +280,7 @@ class WorkerPool:
             worker.order(replace(order, share=Share(worker.number, len(workers))))
         for worker in workers:
             await worker.expect(channels.Ready)
-        if before_start is not None:
-            await before_start()
+        await before_start()
         await _measure_clocks(workers)
         delay_s = max(START_DELAY_S, 4 * max(worker.clock.round_trip_s for worker in workers))
         at_s = asyncio.get_running_loop().time() + delay_s

@@ -26,21 +26,16 @@ class Sample(NamedTuple):
     value: float
 
 
-class SampleReader:
-    """Reads the samples of the given names."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        either = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-        self._pattern = re.compile(rf"^({either})(?![\w:]){_LABELS}{_VALUE}", re.MULTILINE)
-
-    def read(self, text: str) -> Iterator[Sample]:
-        """The samples of a page, in its order; an invalid number is left out."""
-        for name, labels, value in self._pattern.findall(text):
-            try:
-                number = float(value)
-            except ValueError:
-                continue
-            yield Sample(name, labels, number)
+def read_samples(text: str, names: Collection[str]) -> Iterator[Sample]:
+    """The samples of these names on a page, in its order; an invalid number is left out."""
+    either = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    pattern = rf"^({either})(?![\w:]){_LABELS}{_VALUE}"  # compiled once: re keeps it
+    for name, labels, value in re.findall(pattern, text, re.MULTILINE):
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        yield Sample(name, labels, number)
 
 
 def total(samples: Sequence[Sample], names: Sequence[str]) -> float | None:
@@ -63,9 +58,7 @@ _NAMES: Mapping[str, Mapping[str, list[str]]] = json.loads(
     (files("lmi_bench.loadgen.watch") / "metric_names.json").read_text(encoding="utf-8")
 )
 _GAUGES, _COUNTERS = _NAMES["gauges"], _NAMES["counters"]
-_READER = SampleReader(
-    [name for names in (*_GAUGES.values(), *_COUNTERS.values()) for name in names]
-)
+_READ = [name for names in (*_GAUGES.values(), *_COUNTERS.values()) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +71,7 @@ class ServerSample:
 
 def read_page(text: str) -> ServerSample:
     """The known metrics of a page; both mappings are empty if it has none."""
-    samples = list(_READER.read(text))
+    samples = list(read_samples(text, _READ))
 
     def present(known: Mapping[str, list[str]]) -> dict[str, float]:
         found = ((name, total(samples, names)) for name, names in known.items())
@@ -92,11 +85,3 @@ def growth(before: ServerSample, after: ServerSample) -> dict[str, float]:
     show some counters only after the first count: a missing one was 0."""
     grown = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
     return {name: value for name, value in grown.items() if value >= 0}
-
-
-def add_up(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums of the values that every replica has."""
-    if not parts:
-        return {}
-    names = set(parts[0]).intersection(*parts[1:])
-    return {name: sum(part[name] for part in parts) for name in sorted(names)}

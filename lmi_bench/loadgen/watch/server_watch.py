@@ -19,7 +19,7 @@ from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.core.units import MS_PER_S
 from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.loadgen.watch.machine import GpuPower, HostCpu
-from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth, read_page
+from lmi_bench.loadgen.watch.server_metrics import ServerSample, growth, read_page
 
 EVERY_S = 1.0
 FIRST_S = 0.05  # time to the first scrape within a level, s; each interval doubles, up to EVERY_S
@@ -167,7 +167,9 @@ def _fetch(
 def _of_servers(
     replicas: Sequence[_Replica], records: Sequence[RequestRecord], *, expects_hits: bool
 ) -> dict[str, Any]:
-    grown = add_up([replica.grown for replica in replicas])
+    parts = [replica.grown for replica in replicas]
+    names = set(parts[0]).intersection(*parts[1:])  # that every replica has
+    grown = {name: sum(part[name] for part in parts) for name in names}
     found: dict[str, Any] = {"sources": [replica.url for replica in replicas]}
     for name in ("running", "waiting", "kv_usage_frac"):
         means, peaks = [], []

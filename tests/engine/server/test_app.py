@@ -36,7 +36,7 @@ def test_a_signal_ends_the_server_after_the_answers_that_run(slow_steps, number)
         async with AsyncEngine(Scheduler(SchedulerConfig(num_blocks=64)), slow_steps) as engine:
             app = build_app(engine, PlainTokenizer(), model_name="toy", max_model_len=512)
             async with asyncio.timeout(120), asyncio.TaskGroup() as group:
-                group.create_task(serve(app, port=0, on_ready=ready.set_result))
+                group.create_task(serve(app, port=0, on_ready=ready.set_result, engine=engine))
                 where = await ready
                 reading = group.create_task(read_all(where.url))
             with pytest.raises(aiohttp.ClientConnectorError):

@@ -16,7 +16,7 @@ from lmi_bench.loadgen.aws.access import Signer, open_aws_access
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.channel import Job
-from lmi_bench.loadgen.run.target import resolve
+from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.targets.bench import Access
 from lmi_bench.targets.open import open_bench
 from lmi_bench.wire.format import find_format
@@ -84,7 +84,7 @@ def with_ours(url, request=REQUEST, *, stream=True, protocol="lmi", **invocation
             except TargetError as exc:
                 return exc, ""
             measured = await measure(
-                resolve(target).send, request, asyncio.get_running_loop().time()
+                Resolved(target).send, request, asyncio.get_running_loop().time()
             )
             return measured.record(), exchange.text
 

@@ -12,7 +12,7 @@ import pytest
 from lmi_bench.loadgen.http.endpoint import find_addresses
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.run.target import resolve
+from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import REQUEST, good_answer, serving
 from tests.loadgen.sending import measure
@@ -32,9 +32,9 @@ def at_once(connections, *, requests):
                 opened = server.connections
                 now_s = asyncio.get_running_loop().time()
                 found = await asyncio.gather(
-                    *(measure(resolve(target).send, REQUEST, now_s) for _ in range(requests))
+                    *(measure(Resolved(target).send, REQUEST, now_s) for _ in range(requests))
                 )
-                again = await measure(resolve(target).send, REQUEST, now_s)
+                again = await measure(Resolved(target).send, REQUEST, now_s)
                 records = [each.record() for each in (*found, again)]
         return records, server, opened
 

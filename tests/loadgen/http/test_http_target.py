@@ -27,7 +27,7 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, TextCounter, common_words
 from lmi_bench.loadgen.run.sweep import run_sweep
-from lmi_bench.loadgen.run.target import resolve
+from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.report.text import token_counts_line
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import (
@@ -148,7 +148,7 @@ def test_a_prompt_larger_than_the_sockets_buffer_arrives_whole(run):
             url = f"http://127.0.0.1:{server.port}"
             async with HttpTarget(url, OPENAI, model="m") as target:
                 request = PlannedRequest(0, 0.0, 4, 3, prompt_text=text)
-                record = (await measure(resolve(target).send, request, 0.0)).record()
+                record = (await measure(Resolved(target).send, request, 0.0)).record()
                 return record.status, json.loads(server.requests[0].split(b"\r\n\r\n", 1)[1])
 
     status, body = run(main())
@@ -198,7 +198,7 @@ def _against_a_thread(blocked_s: float, timestamps: str | None = None):
                     time.sleep(blocked_s)
 
                 blocker = asyncio.create_task(block())
-                record = (await measure(resolve(target).send, REQUEST, 0.0)).record()
+                record = (await measure(Resolved(target).send, REQUEST, 0.0)).record()
                 await blocker
                 return record, target.end_level()
 
@@ -279,7 +279,7 @@ def _over_tls(certificate, *, trusted: bool):
             url, OPENAI, model="m", cacert=str(cert) if trusted else None
         ) as target:
             records = [
-                (await measure(resolve(target).send, REQUEST, 0.0)).record() for _ in range(2)
+                (await measure(Resolved(target).send, REQUEST, 0.0)).record() for _ in range(2)
             ]
         server.close()
         return records
@@ -379,7 +379,7 @@ def test_answers_beyond_the_memory_for_undecoded_ones_are_decoded_at_once(monkey
         async with serving(lambda number: [good_answer()]) as server:
             url = f"http://127.0.0.1:{server.port}"
             async with HttpTarget(url, OPENAI, model="m") as target:
-                return [await measure(resolve(target).send, REQUEST, 0.0) for _ in range(4)]
+                return [await measure(Resolved(target).send, REQUEST, 0.0) for _ in range(4)]
 
     measured = run_on_sockets(main())
     assert len(good_answer()) > 500  # so that one answer fits in the memory and two do not

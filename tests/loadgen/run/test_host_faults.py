@@ -143,7 +143,8 @@ def _level(workers, heard, count=1):
     order = LevelOrder(SPEC, rules, None, 0.0, 0)
 
     async def main():
-        return [await pool.run_level(order, 1, len(workers), lambda _: None) for _ in range(count)]
+        options = (order, 1, len(workers), lambda _: None, lambda: asyncio.sleep(0))
+        return [await pool.run_level(*options) for _ in range(count)]
 
     try:
         with contextlib.closing(pool):

@@ -18,7 +18,7 @@ from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run.in_process_target import InProcessTarget
 from lmi_bench.loadgen.run.sweep import run_sweep
-from lmi_bench.loadgen.run.target import resolve
+from lmi_bench.loadgen.run.target import Resolved
 from tests.loadgen.sending import measure
 
 
@@ -91,7 +91,7 @@ def test_a_level_says_what_the_engine_did_in_it_and_not_before():
 def test_a_time_out_stops_the_generation_and_frees_its_blocks():
     async def use(target, engine):
         measured = await measure(
-            resolve(target).send, PlannedRequest(0, 0.0, 8, 100), 0.0, timeout_s=1.55
+            Resolved(target).send, PlannedRequest(0, 0.0, 8, 100), 0.0, timeout_s=1.55
         )
         await asyncio.sleep(1.0)
         return measured.record(), engine.stats()
@@ -104,7 +104,7 @@ def test_a_time_out_stops_the_generation_and_frees_its_blocks():
 
 def test_a_request_that_can_never_fit_is_refused_with_numbers():
     async def use(target, engine):
-        measured = await measure(resolve(target).send, PlannedRequest(0, 0.0, 2000, 100), 0.0)
+        measured = await measure(Resolved(target).send, PlannedRequest(0, 0.0, 2000, 100), 0.0)
         return measured.record()
 
     record = _run(use)
@@ -116,7 +116,7 @@ def test_a_full_engine_is_overloaded():
     async def use(target, engine):
         first = asyncio.create_task(target.send(PlannedRequest(0, 0.0, 8, 4)))
         await asyncio.sleep(0.5)
-        second = (await measure(resolve(target).send, PlannedRequest(1, 0.0, 8, 4), 0.5)).record()
+        second = (await measure(Resolved(target).send, PlannedRequest(1, 0.0, 8, 4), 0.5)).record()
         await first
         return second.status
 

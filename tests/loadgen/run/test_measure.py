@@ -13,7 +13,7 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
-from lmi_bench.loadgen.run.target import resolve
+from lmi_bench.loadgen.run.target import Resolved
 from tests.loadgen.sending import measure
 
 REQUEST = PlannedRequest(0, 0.0, 8, 4)
@@ -36,7 +36,7 @@ class Endless:
 def test_an_endless_answer_is_a_time_out_after_60_s_by_default():
     async def main():
         loop = asyncio.get_running_loop()
-        record = (await measure(resolve(Endless()).send, REQUEST, 0.0)).record()
+        record = (await measure(Resolved(Endless()).send, REQUEST, 0.0)).record()
         return record, loop.time()
 
     record, now_s = run_virtual(main())
@@ -46,7 +46,7 @@ def test_an_endless_answer_is_a_time_out_after_60_s_by_default():
 
 
 def test_a_time_out_keeps_the_tokens_that_came():
-    record = run_virtual(measure(resolve(Endless()).send, REQUEST, 0.0, timeout_s=3.5)).record()
+    record = run_virtual(measure(Resolved(Endless()).send, REQUEST, 0.0, timeout_s=3.5)).record()
     assert record.token_times_s == pytest.approx((1.0, 2.0, 3.0))
     assert record.output_tokens == 3
     assert record.ended_s == pytest.approx(3.5)
@@ -64,7 +64,7 @@ def test_a_time_out_that_python_3_11_2_raises_keeps_them_too(monkeypatch):
             raise
 
     monkeypatch.setattr(asyncio.Timeout, "__aexit__", as_in_3_11_2)
-    record = run_virtual(measure(resolve(Endless()).send, REQUEST, 0.0, timeout_s=3.5)).record()
+    record = run_virtual(measure(Resolved(Endless()).send, REQUEST, 0.0, timeout_s=3.5)).record()
     assert record.token_times_s == pytest.approx((1.0, 2.0, 3.0))
 
 
@@ -78,7 +78,7 @@ def test_the_wall_of_a_level_holds_the_wait_for_an_answer_that_never_came():
     async def main():
         loop = asyncio.get_running_loop()
         await asyncio.sleep(1.0)
-        record = (await measure(resolve(Mute()).send, REQUEST, loop.time())).record()
+        record = (await measure(Resolved(Mute()).send, REQUEST, loop.time())).record()
         answered = RequestRecord(1, 0.0, Exchange(0.0, (1.0,), (10,)))
         return columns_of([answered, record]).wall_s
 
@@ -87,7 +87,7 @@ def test_the_wall_of_a_level_holds_the_wait_for_an_answer_that_never_came():
 
 def test_a_cancellation_passes_through():
     async def main():
-        task = asyncio.create_task(measure(resolve(Endless()).send, REQUEST, 0.0))
+        task = asyncio.create_task(measure(Resolved(Endless()).send, REQUEST, 0.0))
         await asyncio.sleep(2.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -105,10 +105,10 @@ def test_a_refused_request_is_a_record_and_a_bug_is_not():
         async def send(self, request):
             raise KeyError("oops")
 
-    measured = run_virtual(measure(resolve(Refuses()).send, REQUEST, 0.0))
+    measured = run_virtual(measure(Resolved(Refuses()).send, REQUEST, 0.0))
     assert (measured.known_status, measured.record().error) == ("overloaded", "queue full")
     with pytest.raises(KeyError):
-        run_virtual(measure(resolve(Buggy()).send, REQUEST, 0.0))
+        run_virtual(measure(Resolved(Buggy()).send, REQUEST, 0.0))
 
 
 def test_an_answer_is_decoded_once_and_only_when_it_is_asked_for():
@@ -125,7 +125,7 @@ def test_an_answer_is_decoded_once_and_only_when_it_is_asked_for():
         async def send_undecoded(self, request):
             return UndecodedAnswer(ended_s=2.0, num_events=2, decode=decode)
 
-    measured = run_virtual(measure(resolve(Defers()).send, REQUEST, 0.0))
+    measured = run_virtual(measure(Resolved(Defers()).send, REQUEST, 0.0))
     assert decoded == []
     assert measured.num_tokens == 2
     assert measured.record() is measured.record()
@@ -143,7 +143,7 @@ def test_what_only_decoding_shows_is_a_failure_too():
         async def send_undecoded(self, request):
             return UndecodedAnswer(ended_s=2.0, num_events=2, decode=decode)
 
-    measured = run_virtual(measure(resolve(Defers()).send, REQUEST, 0.0))
+    measured = run_virtual(measure(Resolved(Defers()).send, REQUEST, 0.0))
     assert measured.known_status == "ok"
     assert measured.record().status == "server_error"
     assert measured.record().token_times_s == (1.0,)

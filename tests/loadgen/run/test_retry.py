@@ -12,7 +12,7 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
 from lmi_bench.loadgen.run.retry import RetryingTarget
-from lmi_bench.loadgen.run.target import resolve
+from lmi_bench.loadgen.run.target import Resolved
 from tests.loadgen.sending import measure
 
 REQUEST = PlannedRequest(0, 0.0, 8, 1)
@@ -39,7 +39,7 @@ class Failing:
 
 def _record(server, draw=lambda: 0.5):
     target = RetryingTarget(server, draw)
-    return run_virtual(measure(resolve(target).send, REQUEST, 0.0)).record()
+    return run_virtual(measure(Resolved(target).send, REQUEST, 0.0)).record()
 
 
 def test_the_latency_runs_from_the_first_send_and_the_retries_are_counted():
@@ -93,7 +93,7 @@ def test_a_request_that_is_given_up_counts_its_retries_from_its_first_send(timeo
 
     server = Cut(TargetError("throttled", "HTTP 429"), TargetError("throttled", "HTTP 429"))
     target = RetryingTarget(server, lambda: 0.5)
-    record = run_virtual(measure(resolve(target).send, REQUEST, 0.0, timeout_s=timeout_s)).record()
+    record = run_virtual(measure(Resolved(target).send, REQUEST, 0.0, timeout_s=timeout_s)).record()
     assert (record.status, record.sent_s, record.ended_s) == ("timeout", 0.0, timeout_s)
     assert record.exchange.retries == len(server.sent_s) - 1 == (0 if timeout_s < 1.5 else 1)
     assert record.token_times_s == (() if timeout_s < 1.5 else (2.0,))
@@ -110,7 +110,7 @@ def test_a_server_that_fails_everyone_is_soon_left_alone():
         server = Failing(*(TargetError("overloaded", "HTTP 503") for _ in range(1000)))
         target = RetryingTarget(server, lambda: 0.5)
         for _ in range(100):
-            await measure(resolve(target).send, REQUEST, 0.0)
+            await measure(Resolved(target).send, REQUEST, 0.0)
         return len(server.sent_s)
 
     assert run_virtual(main()) == 200

@@ -11,7 +11,7 @@ import pytest
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.loadgen.watch.machine import GpuPower
-from lmi_bench.loadgen.watch.server_metrics import Sample, SampleReader, read_page
+from lmi_bench.loadgen.watch.server_metrics import Sample, read_page, read_samples
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 
 # As vLLM 0.10 prints them, shortened.
@@ -39,7 +39,7 @@ def test_a_sample_has_its_name_its_labels_and_its_value():
         '# TYPE a gauge\na{x="1"} 2 1700000000\nab 3\na 4e-1\n'
         'a{y="}\\"{"} +Inf\na{z="1"} nonsense\na\n'
     )
-    read = list(SampleReader(["a"]).read(text))
+    read = list(read_samples(text, ["a"]))
     assert read == [
         Sample("a", '{x="1"}', 2.0),
         Sample("a", "", 0.4),
