@@ -12,7 +12,12 @@ from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.cli.console import fit_columns, note, print_table, say, stdout, warn
 from lmi_bench.jobs.recommend import Advice
 from lmi_bench.report.formats import number
-from lmi_bench.report.recommendation_view import answer_tiles, by_reason, planning_facts
+from lmi_bench.report.recommendation_view import (
+    answer_tiles,
+    by_reason,
+    planning_facts,
+    pools_facts,
+)
 from lmi_bench.report.table import bracketed, console_rows
 from lmi_bench.report.tables import fleets
 
@@ -26,7 +31,11 @@ _MEASUREMENT_REQUESTS = 2000  # p90 within some per cent, although neighbouring 
 def print_advice(advice: Advice, *, explain: bool = False) -> None:
     """The answer, the best layouts, and with `explain` the reasons for all of it."""
     answer, basis = advice.answer, advice.basis
-    say(*answer_lines(answer), "")
+    say(*answer_lines(answer))
+    if advice.pools is not None:
+        apart = pools_facts(advice.to_json())
+        say(f"{apart.title}:", *(f"  {text}" for _, text in apart.items))
+    say("")
     workload = basis.workload
     say(
         f"{workload.shape.name}, {workload.dtype}, {workload.input_tokens} in / "

@@ -10,6 +10,7 @@ from lmi_bench.analysis.fit import from_run
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, Variation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
 from lmi_bench.analysis.fleet.money import parse_availability
+from lmi_bench.analysis.fleet.pools import PoolsFleet, best_pools
 from lmi_bench.analysis.fleet.portfolio import Portfolio, member_of, share_machines
 from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend as rank
@@ -48,6 +49,7 @@ class Advice:
     variation    the cheapest layout of each load, if wanted
     other        if no profile was named: another shipped one, and the cheapest fleet of the same
                  machines by it (None: none carries the load)
+    pools        the cheapest fleet with separate pools, or why there is none, if wanted
     """
 
     answer: Recommendation
@@ -57,6 +59,7 @@ class Advice:
     sensitivity: tuple[AnswerChange, ...] = ()
     variation: Variation | None = None
     other: tuple[str, Candidate | None] | None = None
+    pools: PoolsFleet | str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As `recommend --json` writes it."""
@@ -83,6 +86,10 @@ class Advice:
                 "name": name,
                 "recommended": None if best is None else best.to_json(),
             }
+        if self.pools is not None:
+            pools = self.pools
+            found = {"reason": pools} if isinstance(pools, str) else pools.to_json()
+            content["disaggregated"] = found
         if self.variation is not None:
             content["vary"] = self.variation.to_json()
         return content
@@ -101,6 +108,10 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     if settings.explain:
         listener.progress("what would change the answer", 100, 100)
         changes = tuple(sensitivity(request, answer))
+    pools = None
+    if settings.disaggregate:
+        listener.progress("prefill and decode in separate pools", 100, 100)
+        pools = best_pools(request)
     variation = None
     if span is not None:
         listener.progress("the cheapest layout of every load", 100, 100)
@@ -112,7 +123,7 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     other = None
     if settings.profile is None and basis.accuracy is None and answer.recommended is not None:
         other = _by_other_profile(request, answer)
-    return Advice(answer, request, basis, best, changes, variation, other)
+    return Advice(answer, request, basis, best, changes, variation, other, pools)
 
 
 def _by_other_profile(

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook, Variation
+from lmi_bench.analysis.fleet.money import usd_text
+from lmi_bench.analysis.fleet.pools import PoolsFleet
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
 from lmi_bench.report.explore import CANDIDATES, candidates_data, fleet_roofline
@@ -18,7 +20,7 @@ from lmi_bench.report.values import Facts, Headline, RecommendationView
 
 _PLACED = {
     "recommended", "nearest", "missed", "candidates", "rejected", "warnings", "accuracy",
-    "sensitivity", "vary", "frontier", "profile_document", "kinds",
+    "sensitivity", "disaggregated", "vary", "frontier", "profile_document", "kinds",
 }  # fmt: skip
 _PLACED_OF_CANDIDATE = {
     "instance", "instances", "tensor_parallel", "replicas", "engine", "slos", "warnings", "reason",
@@ -26,6 +28,7 @@ _PLACED_OF_CANDIDATE = {
     *fleets.PRICE_KEYS,
 }  # fmt: skip
 _SHOWN_CANDIDATES = 12
+_SAME_PRICE = 0.005
 _SHORT_ANSWER = 4  # tokens of a class or a score: its price is that of the prompt
 _NUMBER = re.compile(r"[A-Za-z]*\$?\d(?:[\d,]*\d)?(?:\.\d+)?")  # and names such as `A100`
 
@@ -206,10 +209,33 @@ def planning_facts(content: Mapping[str, Any]) -> list[Facts]:
         for index, each in enumerate(_mappings(content, "frontier"), start=1)
     ]
     facts = [
+        pools_facts(content),
         Facts("What would change the answer", tuple(changes)),
         Facts("Cheapest to fastest, none beaten in both", tuple(frontier if frontier[1:] else ())),
     ]
     return [each for each in facts if each.items]
+
+
+def pools_facts(content: Mapping[str, Any]) -> Facts:
+    """The cheapest fleet with separate pools, as far as the file has one, or why there is none."""
+    apart, best = content.get("disaggregated"), content.get("recommended")
+    title = "Prefill and decode in separate pools"
+    if not isinstance(apart, Mapping) or "reason" in apart:
+        reason = str(apart["reason"]) if isinstance(apart, Mapping) else ""
+        return Facts(title, (("none", reason),) if reason else ())
+    pools = PoolsFleet.from_json(apart)
+    usd, other = pools.price_usd_per_hour, (best or {}).get("price_usd_per_hour")
+    cost = f"USD {usd_text(usd, estimated=pools.estimated)} per hour"
+    if other:
+        more = usd / other - 1
+        share = f"{abs(more):.0%} {'more' if more > 0 else 'less'} than"
+        cost += f", {'as much as' if abs(more) < _SAME_PRICE else share} recommended"
+    slos = (
+        (each.slo, f"{each.slo}: {fleets.shown(figure)} ms, {each.confidence}")
+        for each, figure in zip(pools.slos, pools.slo_figures, strict=True)
+    )
+    capacity = f"{fleets.shown(pools.capacity_rate_per_s)} req/s with every slot busy"
+    return Facts(title, (("fleet", pools.text), ("cost", cost), ("capacity", capacity), *slos))
 
 
 def _mappings(content: Any, key: str) -> Iterator[Mapping[str, Any]]:

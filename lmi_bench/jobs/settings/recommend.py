@@ -53,6 +53,7 @@ class RecommendSettings(Settings):
     runs  Sweeps to calibrate on.
     workload  Scenario with lengths, rate and burstiness.
     portfolio  Models to share machines, as [{model, rate_per_s, input_tokens, output_tokens, slo}].
+    disaggregate  Plan prefill and decode in separate pools, too.
     rate  Load of the whole fleet in req/s.
     users  Number of users; needs --think-time.
     think_time  Time between an answer and the next question of a user, or of --turns, in s.
@@ -87,6 +88,7 @@ class RecommendSettings(Settings):
     trace: Path | None = option(planning.TRACE, rare=True)
     portfolio: Path | None = option(metavar="FILE.yaml", group=planning.WORKLOAD)
     axes: AxisSettings = field(default_factory=AxisSettings)
+    disaggregate: bool = option(value=False, group=planning.ENGINE, rare=True)
     rate: float | None = option(group=planning.LOAD, must="above 0 req/s")
     users: int | None = option(group=planning.LOAD, must="at least 1")
     think_time: float | None = option(group=planning.LOAD, must="0 s or more")
