@@ -4,22 +4,24 @@ Every row names its source. `meta-llama/Llama-2-7b-chat-hf`, `Llama 2 7B Chat` a
 one architecture: chat, instruct and quantized variants have their base model's shape.
 """
 
+import csv
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import resources
 from typing import Generic, TypeVar
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.hf_config import read_table
 
 Row = dict[str, str]
 
 
 def read_rows(name: str, package: str = "catalog") -> list[Row]:
     """The rows of `PACKAGE/data/NAME`, each a mapping from column name to text."""
-    return list(read_table(f"data/{name}", f"lmi_bench.{package}"))
+    path = resources.files(f"lmi_bench.{package}").joinpath("data").joinpath(name)
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
 def number_or_none(text: str, unit: float = 1.0) -> float | None:

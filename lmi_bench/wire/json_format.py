@@ -1,25 +1,27 @@
 """What protocols with JSON payloads share: malformed payloads, failed requests, their category."""
 
+import csv
 from abc import abstractmethod
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 import orjson
 
 from lmi_bench.core.errors import InputError, TargetError, TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.models.hf_config import read_table
 from lmi_bench.wire.event import NO_HEADERS, WireEvent, WireFormat
 from lmi_bench.wire.framing import SseSplitter
 
 DONE = b"[DONE]"
 _MAX_MESSAGE_CHARS, _MAX_PLAIN_CHARS = 500, 200
-_TABLE = read_table("data/error_kinds.csv", "lmi_bench.wire")
+_TABLE = (files("lmi_bench.wire") / "data" / "error_kinds.csv").read_text(encoding="utf-8")
 
 
 def error_kinds(api: str) -> dict[str, Any]:
     """The category of each error that an API names, or of each HTTP status (error_kinds.csv)."""
-    return {row["name"]: row["kind"] for row in _TABLE if row["api"] == api}
+    rows = csv.DictReader(_TABLE.splitlines())
+    return {row["name"]: row["kind"] for row in rows if row["api"] == api}
 
 
 _STATUS_KINDS: Mapping[str, TargetErrorKind] = error_kinds("http")
