@@ -1,5 +1,6 @@
 """Facts about this machine and its software that affect a measurement."""
 
+import ctypes
 import gc
 import importlib.metadata
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 _CPU_INFO, _MEMORY_INFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _CGROUPS = Path("/sys/fs/cgroup")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 # of cgroups 2 and 1: the limit, its use, and what the kernel can reclaim of that, with its file
 _MEMORY_LIMITS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -100,6 +102,18 @@ def without_collection() -> Iterator[None]:
     finally:
         if is_on:
             gc.enable()
+
+
+def return_large_allocations(from_bytes: int) -> None:
+    """Have memory of `from_bytes` and more at once returned to the system when it is freed.
+
+    glibc raises this limit to the largest memory freed, up to 32 MiB, and then keeps what lies
+    below anything still in use. Other C libraries have no such setting; nothing happens there.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, from_bytes)
+        set_option(_M_TRIM_THRESHOLD, 2 * from_bytes)  # else 128 KiB: a system call at each step
 
 
 def memory_bytes() -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -72,3 +75,33 @@ def test_the_older_kind_of_limit_counts_too(meminfo, tmp_path):
 def test_this_machine_has_some(tmp_path):
     assert available_memory_bytes() > 0
     assert available_memory_bytes(tmp_path / "none", tmp_path / "none") > 0
+
+
+FREED = """
+import pathlib
+from lmi_bench.core.host import return_large_allocations
+
+def resident_mib():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) / 256
+
+def memory(num_bytes):
+    return bytearray(b"x") * num_bytes
+
+return_large_allocations(4 << 20)
+memory(24 << 20)  # freed, it raises glibc's own limit
+before = resident_mib()
+pieces = [memory(num_bytes) for _ in range(8) for num_bytes in (12 << 20, 64 << 10)]
+del pieces[::2]
+print(resident_mib() - before)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt"
+)
+def test_large_memory_is_returned_when_it_is_freed():
+    """Eight pieces of 12 MiB between small ones in use: 0.5 MiB is left of 96 that glibc keeps."""
+    ended = subprocess.run(
+        [sys.executable, "-c", FREED], capture_output=True, check=True, text=True
+    )
+    assert float(ended.stdout) < 8

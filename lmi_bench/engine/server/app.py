@@ -21,6 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.host import return_large_allocations
 from lmi_bench.core.units import MIB
 from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.replicas import ServingEngine
@@ -43,6 +44,7 @@ SHUTDOWN_TIMEOUT_S = 15.0  # SageMaker kills a container 30 s after its SIGTERM
 REQUEST_TIMEOUT_S = 30.0  # of a connection's first request line and headers, and of each body
 KEEP_ALIVE_S = 75.0  # from an answer to the next request's headers; load balancers close after 60
 BACKLOG = 4096  # a load test connects all at once; the kernel caps it at somaxconn
+_LARGE_BYTES = 4 * MIB  # a body, its text, its tokens: freed, they must not keep others' memory
 _REST_S = 0.005  # in which requests that came meanwhile are answered
 _LAST_PORT = 65_535
 _OPEN_PATHS = ("/ping", "/health")  # which a load balancer asks without a key
@@ -236,6 +238,7 @@ async def serve(
     engine    its failure also ends the server, after its requests have been answered
     Raises EngineError if the engine failed.
     """
+    return_large_allocations(_LARGE_BYTES)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     watching = asyncio.ensure_future(engine.failed())
