@@ -1,4 +1,4 @@
-"""Status codes and error bodies of failed requests, in each of the three protocols.
+"""Status codes and error bodies of failed requests, in each protocol.
 
     client error (bad JSON, a bad value, too long)          400; 422 for TGI
     no such model or path                                   404 (405 for a wrong method)
@@ -12,7 +12,7 @@
 
 LMI: djl-serving's bodies `{"code", "type", "message"}`, and `{"code": 424, "error"}` for errors of
 the model's handler. OpenAI: vLLM's error object, whose `code` is the status. TGI:
-`{"error", "error_type"}`.
+`{"error", "error_type"}`. SageMaker: AWS's name in a header, which boto3 raises.
 """
 
 import logging
@@ -141,13 +141,23 @@ def json_response(
     )
 
 
+def aws_error(status: int, code: str, message: str, **fields: Any) -> web.Response:
+    """A restJson1 error: its name is in a header."""
+    body = {"Message": message, "message": message} | fields
+    return json_response(body, status=status, headers={"x-amzn-ErrorType": code})
+
+
 def _response(path: str, exc: Exception, model_name: str = "") -> web.Response:
     """The error of a failure, in the path's protocol."""
     protocol = "tgi" if path in TGI_PATHS else "lmi"
     if path.startswith(_OPENAI_PREFIXES):
         protocol = "openai"
     status, body = failure(protocol, exc, model_name)
-    response = json_response(body, status=status)
+    if path.startswith("/endpoints/"):
+        code = "ValidationError" if status < 500 else "InternalFailure"
+        response = aws_error(status, code, str(exc))
+    else:
+        response = json_response(body, status=status)
     if isinstance(exc, RefusedError) and not exc.keeps_open:
         response.force_close()  # the end of the body is unknown
     return response

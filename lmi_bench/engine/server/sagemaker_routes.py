@@ -138,7 +138,6 @@ def _check_date(stamp: str, scope_date: str, now: datetime) -> None:
 UNARY_TIMEOUT_S = 60.0
 VARIANT = {"x-Amzn-Invoked-Production-Variant": "AllTraffic"}
 _CONTAINER_TYPE = "X-Amzn-SageMaker-Content-Type"
-_ERROR_TYPE = "x-amzn-ErrorType"
 
 _AT_ONCE = Envelope(headers=dict, wrap=bytes, at_once=True)
 _PARTS = Envelope(headers=lambda headers: _stream_headers(headers), wrap=payload_part)
@@ -193,7 +192,7 @@ class SageMakerRoutes:
                     )
                 )
             except SignatureError as exc:
-                return _aws_error(403, exc.code, str(exc))
+                return failures.aws_error(403, exc.code, str(exc))
         protocol, handler = self._route(body)
         outside = ENVELOPE.set(envelope)
         try:
@@ -245,7 +244,7 @@ def _model_error(original_status: int, said: bytes, why: str = "") -> web.Respon
         f"Received {'client' if 400 <= original_status < 500 else 'server'} error "
         f'({original_status}) from primary with message "{said.decode()}".'
     )
-    return _aws_error(
+    return failures.aws_error(
         424,
         "ModelError",
         message,
@@ -253,9 +252,3 @@ def _model_error(original_status: int, said: bytes, why: str = "") -> web.Respon
         OriginalMessage=said.decode(),
         LogStreamArn="",
     )
-
-
-def _aws_error(status: int, code: str, message: str, **fields: Any) -> web.Response:
-    """A restJson1 error: its name is in a header."""
-    body = {"Message": message, "message": message} | fields
-    return failures.json_response(body, status=status, headers={_ERROR_TYPE: code})

@@ -3,6 +3,10 @@
 import asyncio
 import json
 
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
 INVOKE = "/endpoints/any/invocations"
 
 
@@ -36,3 +40,23 @@ def test_a_stream_that_takes_too_long_is_an_error_and_nothing_else(serve_toy, sl
     status, headers, body = asyncio.run(main())
     assert (status, headers["x-amzn-ErrorType"]) == (424, "ModelError")
     assert json.loads(body)["OriginalStatusCode"] == 0
+
+
+def test_a_body_that_no_route_gets_is_an_error_as_boto3_knows_it(serve_toy):
+    def invoke(url):
+        keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
+        client = boto3.client("sagemaker-runtime", "us-east-1", endpoint_url=url, **keys)
+        with pytest.raises(ClientError) as failed:
+            client.invoke_endpoint(
+                EndpointName="any", ContentType="application/json", Body=b"{" + b" " * 1000
+            )
+        return failed.value.response
+
+    async def main():
+        async with serve_toy(max_body_bytes=1000) as server:
+            return await asyncio.to_thread(invoke, server.url)
+
+    answer = asyncio.run(main())
+    assert answer["Error"]["Code"] == "ValidationError"
+    assert answer["Error"]["Message"].startswith("the body is too large")
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 413
