@@ -119,9 +119,10 @@ class Uncertainty:
         """
         fit = profile if isinstance(profile, Fit) else fit_of_profile(profile, [cell])
         lasting = _lasting(cell)
+        factors = _factors(fit, cell, MEASURED, spread=spread)
         value, step = cells.capacity_tokens_per_s(fit.profile, lasting), _busy_step(fit, lasting)
         return cls(
-            factors=_factors(fit, cell, MEASURED, spread=spread),
+            factors=factors,
             capacity_tokens_per_s=Estimate(value, value / step.up, value * step.down),
             load_share=None if cell.rate_per_s is None else load_share(fit, lasting),
             withheld=why_withheld(fit, cell),
