@@ -126,6 +126,7 @@ class Generation:
         self.error = error
         self._ended.set()
         self._wake()
+        self.on_news = None  # who listens refers to this: the two would wait for a collection
         if self._engine._on_end is not None:
             self._engine._on_end(self)
 

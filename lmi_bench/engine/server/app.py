@@ -157,7 +157,7 @@ def steps_first() -> Iterator[None]:
     interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-4)
     gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
+    gc.set_threshold(20_000, 5, 100)  # closed connections, which are cycles, wait for the second
     try:
         yield
     finally:

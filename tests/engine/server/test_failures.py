@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from lmi_bench.core.errors import CapacityError
+from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.engine.server.lmi_routes import LmiCall
 from lmi_bench.engine.server.openai_request import CompletionCall
@@ -577,4 +578,34 @@ def test_no_refused_request_waits_for_a_garbage_collection(serve_toy, method, pa
 
     status, left = asyncio.run(main())
     assert status == expected
+    assert left == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/invocations"])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_no_ended_stream_waits_for_a_garbage_collection(serve_toy, slow_steps, path, leaves):
+    async def main():
+        body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
+        if path == "/invocations":
+            body = {"inputs": "a", "parameters": {"max_new_tokens": 8}}
+        async with serve_toy(executor=slow_steps) as server:
+            gc.collect()
+            gc.disable()
+            try:
+                async with server.client.post(path, json={**body, "stream": True}) as response:
+                    await response.content.readany()
+                    if leaves:
+                        response.close()
+                    else:
+                        await response.read()
+                await server.until(lambda: server.scheduler.num_running == 0)
+                async with server.client.get("/ping") as later:  # the handler has gone on
+                    await later.read()
+                objects = gc.get_objects()
+                return response.status, [x for x in objects if isinstance(x, Generation)]
+            finally:
+                gc.enable()
+
+    status, left = asyncio.run(main())
+    assert status == 200
     assert left == []
