@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import option
-from lmi_bench.core.scenario_fields import Fields, NotNegative, PositiveInt, Text
+from lmi_bench.core.scenario_fields import Fields, NotNegative, Positive, PositiveInt, Text
 
 WeightDtype = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4", "mxfp4", "nvfp4"]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -150,6 +150,8 @@ class BatchingFields(Fields):
     waiting_served_ratio  Waiting prompts, relative to the running sequences, that may pause them
         before that.
     prefix_caching  Prefix cache: prompts with a common prefix share blocks.
+    host_cache_gib  Host memory of a copy for evicted prefix blocks, in GiB: simulated.
+    host_cache_gb_per_s  Rate at which each device gets them back, in GB/s.
     recompute_on_join  KV cache when a request joins: recomputed for all, as in old engines, or
         extended.
     follow_memory  KV-cache size: limited to memory that is free while serving, or fixed.
@@ -189,6 +191,10 @@ class BatchingFields(Fields):
     )
     waiting_served_ratio: NotNegative | None = option(default="1.2", rare=True)
     prefix_caching: bool | None = option(default="no")
+    host_cache_gib: Positive | None = option(rare=True)
+    host_cache_gb_per_s: Positive | None = option(
+        setting="host_cache_gb_per_s", default="0.8 of its PCIe link's", rare=True
+    )
     recompute_on_join: bool | None = option(
         "--recompute-on-join/--insert-on-join", default="extended", rare=True
     )

@@ -46,6 +46,7 @@ _ADDED = {
     "load": ("repeat_unsteady", "stop_when"),
     "workload": ("agents", "agent_trace", "idle_cap_s", "begins_within"),
     "client": ("adapters", "session_header", "reset_prefix_cache", "cacert", "insecure"),
+    "engine": ("host_cache_gib", "host_cache_gb_per_s"),
 }
 """Later fields of the sections: unset, they are no part of a hash, so that older runs go on."""
 _SHOWN_CHARACTERS = 60

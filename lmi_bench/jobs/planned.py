@@ -26,6 +26,7 @@ from lmi_bench.core.run_store import load_run
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.core.traces import read_trace
 from lmi_bench.jobs.settings import recommend
+from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.jobs.settings.plan import PredictSettings
 from lmi_bench.jobs.settings.planning import DraftSettings, PriceSettings
 from lmi_bench.models.shape import ModelShape
@@ -225,7 +226,8 @@ def described_scenario(settings: recommend.RecommendSettings) -> Scenario:
     if settings.users is not None:
         raise InputError("prompts with a prefix cache are planned for a --rate, not for --users")
     stated = {name: value for name, value in prompt_fields(settings).items() if value is not None}
-    return parse_scenario({"workload": stated}, source="the workload")
+    engine = stated_settings(settings.host_cache)
+    return parse_scenario({"workload": stated, "engine": engine}, source="the workload")
 
 
 def prompt_fields(settings: PredictSettings | recommend.RecommendSettings) -> dict[str, Any]:

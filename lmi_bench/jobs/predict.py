@@ -28,9 +28,10 @@ from lmi_bench.core.option import numbers
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.engine.router import make_router
 from lmi_bench.jobs.planned import model_notes, planned_speculation, prompt_fields
+from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.jobs.settings.plan import PredictSettings
 from lmi_bench.loadgen.run.sweep import levels_of
-from lmi_bench.targets.profiles import default_note, find_profile
+from lmi_bench.targets.profiles import default_note, find_profile, with_host
 from lmi_bench.targets.prompts import PlannedPrompts, longest_request, repeats_text
 
 _GIGABIT_BYTES = 1e9 / 8
@@ -90,6 +91,7 @@ class Prediction:
             return {
                 "workload": self.scenario.workload.model_dump(exclude_defaults=True),
                 "router": self.scenario.engine.router,
+                **stated_settings(self.settings.host_cache),
             }
         first = self.forecasts[0].cell
         assert first is not None
@@ -217,7 +219,7 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
         forecasts.append(
             predicted.simulated_forecast(
                 setup,
-                blank.profile,
+                with_host(blank.profile, scenario.engine, caches),
                 spec,
                 request,
                 total_tokens=longest_request(scenario),
@@ -246,10 +248,11 @@ def _scenario(settings: PredictSettings) -> Scenario:
     content: dict[str, Any] = {
         "workload": {key: value for key, value in workload.items() if value is not None},
         "load": {key: value for key, value in load.items() if value is not None},
+        "engine": stated_settings(settings.host_cache),
         "seed": settings.seed,
     }
     if settings.router is not None:
-        content["engine"] = {"router": settings.router.replace("-", "_")}
+        content["engine"]["router"] = settings.router.replace("-", "_")
     return parse_scenario(content, source="the workload")
 
 

@@ -35,7 +35,8 @@ from lmi_bench.deploy.images import machine_problem
 from lmi_bench.jobs import planned
 from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.recommend import RecommendSettings
-from lmi_bench.targets.profiles import SHIPPED, VLLM_PROFILES, default_note, find_profile
+from lmi_bench.targets.profiles import SHIPPED, VLLM_PROFILES, default_note, find_profile, with_host
+from lmi_bench.targets.prompts import repeats_text
 
 _SAME_MACHINES: Final = 3
 
@@ -135,7 +136,8 @@ def _by_other_profile(
     )
     ranked = list(dict.fromkeys(each.instance for each in answer.candidates))[:_SAME_MACHINES]
     machines = tuple(one for one in request.instances or () if one.instance_type in ranked)
-    profile = SHIPPED[name]
+    host = ("host_cache_bytes", "host_bytes_per_s")
+    profile = replace(SHIPPED[name], **{each: getattr(request.profile, each) for each in host})
     asked = replace(
         request,
         profile=profile,
@@ -263,6 +265,7 @@ def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
         base = _from_profile(replace(settings, model=model, input_tokens=1, output_tokens=1))
     return replace(
         base,
+        profile=with_host(base.profile, scenario.engine, repeats_text(scenario)),
         workload=planned.workload_of(scenario, source, base.workload.shape, base.workload.dtype),
         measured=(),
         rate_per_s=planned.rate_of(scenario),

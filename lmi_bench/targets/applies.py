@@ -74,6 +74,7 @@ _NEEDS: Final[Mapping[str, Callable[[EngineSection], bool]]] = {
     "": lambda _: True,
     "draft": lambda engine: engine.draft is not None,
     "dynamic": lambda engine: engine.policy == "dynamic",
+    "prefixes": lambda engine: bool(engine.prefix_caching),
     "rolling": lambda engine: engine.policy == "rolling",
     "ranks": lambda engine: engine.tensor_parallel not in (None, 1),
     "replicas": lambda engine: engine.replicas > 1,

@@ -7,6 +7,8 @@ from lmi_bench.analysis.model import builtin_profiles
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
 from lmi_bench.catalog.fresh_prices import fresh_prices_file
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.units import GIB
 
 SHIPPED = {
     "vllm": builtin_profiles.VLLM,
@@ -55,6 +57,19 @@ def find_profile(name: str | None, cache_tokens: int | None = None) -> EnginePro
         kept = kept_profile_file(name)
         profile = _read(kept if not Path(name).exists() and kept.is_file() else Path(name))
     return profile if cache_tokens is None else replace(profile, cache_tokens=cache_tokens)
+
+
+def with_host(profile: EngineProfile, engine: EngineSection, shares: bool) -> EngineProfile:
+    """The profile with the engine's host cache; raises InputError unless prompts begin alike."""
+    gib, gb_s = engine.host_cache_gib, engine.host_cache_gb_per_s
+    if (gib, gb_s) == (None, None):
+        return profile
+    if gib is None or not shares:
+        raise InputError(
+            "--host-cache-gib is for a prefix cache and prompts that begin alike: give it with "
+            "--turns, --shared-prefix, --documents or a --trace with hash ids, or leave it out"
+        )
+    return replace(profile, host_cache_bytes=gib * GIB, host_bytes_per_s=gb_s and gb_s * 1e9)
 
 
 def kept_profile_file(name: str) -> Path:

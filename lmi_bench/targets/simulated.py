@@ -20,8 +20,8 @@ from lmi_bench.targets import parts as engine_parts
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.bench import Bench
 from lmi_bench.targets.drafting import NGRAM_DRAFT, drafter_for, speculation_notes
-from lmi_bench.targets.profiles import find_profile
-from lmi_bench.targets.prompts import longest_request
+from lmi_bench.targets.profiles import find_profile, with_host
+from lmi_bench.targets.prompts import longest_request, repeats_text
 
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
@@ -39,8 +39,9 @@ def simulated_bench(scenario: Scenario, trace: "ChromeTrace | None") -> Bench:
         )
     cached = bool(scenario.engine.prefix_caching)  # only a prefix cache reads the prompts
     words: PromptText = distinct_ids if cached else no_text
+    longest, shares = longest_request(scenario), repeats_text(scenario)
     parts = open_simulated_engine(
-        scenario.model, instance_type, scenario.engine, max_total_tokens=longest_request(scenario)
+        scenario.model, instance_type, scenario.engine, max_total_tokens=longest, shares=shares
     )
     scenario = scenario.with_overrides({"engine.tensor_parallel": parts.tensor_parallel})
     return parts.bench(scenario, words, trace)
@@ -52,14 +53,16 @@ def open_simulated_engine(
     settings: EngineSection,
     *,
     max_total_tokens: int,
+    shares: bool = True,
 ) -> engine_parts.EngineParts:
     """An engine that takes the predicted time of each step of a model on an instance.
 
     max_total_tokens  maximum tokens, input and output, of one request
+    shares            whether requests may begin alike
     Raises InputError and CapacityError if the settings do not fit the model and the instance.
     """
     refuse_impossible("simulated", settings)
-    profile = _profile(settings)
+    profile = with_host(_profile(settings), settings, shares)
     total_tokens = settings.max_model_len or max_total_tokens
     setup = _setup(model, instance_type, settings, profile, total_tokens)
     config = engine_parts.scheduler_config(

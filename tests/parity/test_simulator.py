@@ -6,6 +6,8 @@ whole asyncio stack, one step at a time. Records must be the same, times within 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +42,7 @@ class StepTimes:
             + 1.1e-7 * shape.prefill_context_pairs
             + 1.3e-5 * shape.prefill_context_tokens
             + 5.9e-4 * shape.prefill_sequences
+            + 7.3e-5 * shape.copied_tokens
         )
 
 
@@ -182,6 +185,7 @@ configs = st.builds(
     max_rolling_batch_prefill_tokens=st.sampled_from([16, 64, 4096]),
     chunked_prefill=st.booleans(),
     prefix_caching=st.booleans(),
+    host_blocks=st.sampled_from([0, 0, 6, 400]),
 )
 
 closed_loops = st.builds(
@@ -254,6 +258,11 @@ def test_a_prefix_cache_that_evicts_gives_the_same_times():
     run = assert_same_level(spec, [(60, 20), (48, 9)], config, StepTimes())
     hits = [record.exchange.cached_tokens for record in run.records]
     assert 0 < sum(hits) < 29 * (40 + 32)  # of a cache that keeps everything
+    run = assert_same_level(
+        spec, [(60, 20), (48, 9)], replace(config, host_blocks=400), StepTimes()
+    )
+    assert run.engine["host_hit_tokens"] > 0
+    assert sum(record.exchange.cached_tokens for record in run.records) == 29 * (40 + 32)
 
 
 def test_under_preemption():

@@ -52,6 +52,8 @@ ENGINE_VALUES = {
     "chunked_prefill": True,
     "max_concurrent_requests": 9,
     "prefix_caching": True,
+    "host_cache_gib": 4.0,
+    "host_cache_gb_per_s": 9.0,
     "recompute_on_join": True,
     "follow_memory": True,
     "max_input_tokens": 5,
@@ -95,6 +97,8 @@ BESIDE = {
     "calibration": {"quantize": "smoothquant"},
     "compile_shapes": {"compile": True},
     "group_query_attention": {"tensor_parallel": 2},
+    "host_cache_gib": {"prefix_caching": True},
+    "host_cache_gb_per_s": {"prefix_caching": True, "host_cache_gib": 4.0},
 }
 """What a setting needs beside it to have an effect."""
 OTHERS = {

@@ -286,12 +286,21 @@ def with_prefix_hits(plan: CopyPlan) -> CopyPlan:
     traffic, config = plan.workload.traffic, replace(plan.config, prefix_caching=True)
     if traffic is None:
         return plan
+    copied = replace(plan.steady.prompt_shape(), copied_tokens=plan.steady.new_tokens)
+    copy_share = plan.steady.model.step_time_s(copied) / plan.steady.prompt_step_s - 1
+    held_tokens = config.cache_tokens + config.host_blocks * config.block_size
     for _ in range(_ROUNDS):
         busy_per_s = LATENCY_LOAD_LIMIT * plan.steady.saturated_rate_per_s
         fleet_per_s = traffic.rate_per_s or busy_per_s
         copies = max(1, math.ceil(fleet_per_s / busy_per_s))
         rate_per_s = fleet_per_s / copies
-        lengths = traffic.lengths(rate_per_s, copies, config.cache_tokens)
+        lengths = traffic.lengths(rate_per_s, copies, held_tokens)
+        if config.host_blocks:  # what is only there counts as found but for the time of its copy
+            near = traffic.lengths(rate_per_s, copies, config.cache_tokens)
+            lengths = [
+                (prompt, output, round(found - copy_share * (found - here)))
+                for (prompt, output, found), (_, _, here) in zip(lengths, near, strict=True)
+            ]
         shared = traffic.shared_tokens(rate_per_s, copies)
         prompt, output, cached = (round(fmean(each)) for each in zip(*lengths, strict=True))
         prompt, output = max(1, prompt), max(1, output)

@@ -19,6 +19,7 @@ from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.models.shape import ModelShape, possible_degrees, tensor_parallel_problem
 
 _SINCE: Final = {"mxfp4": 8.0, "nvfp4": 7.5, "float8": 7.5}
@@ -162,7 +163,8 @@ def scheduler_config_for(
     cache_tokens = _cache_tokens(setup, profile, max_total_tokens)
     profile = as_set(profile, shape, instance.accelerator, cache_tokens)
     profile = in_groups(profile, setup.parallelism, prompts_alone=prompts_alone)
-    return scheduler_with(profile, cache_tokens, max_total_tokens)
+    config = scheduler_with(profile, cache_tokens, max_total_tokens)
+    return _with_host(setup, profile, config) if profile.host_cache_bytes else config
 
 
 def scheduler_with(
@@ -187,6 +189,23 @@ def scheduler_with(
         max_waiting_tokens=0 if profile.chunked_prefill else profile.max_waiting_tokens,
         waiting_served_ratio=profile.waiting_served_ratio,
     )
+
+
+def _with_host(setup: Setup, profile: EngineProfile, config: SchedulerConfig) -> SchedulerConfig:
+    """The scheduler with blocks on the host; as it is where to compute a token is faster."""
+    host, size_bytes = setup.instance, profile.host_cache_bytes
+    if host.host_memory_bytes < setup.host_copies * size_bytes:
+        raise CapacityError(
+            f"{host.instance_type}: {setup.host_copies} x {bytes_to_gib(size_bytes):g} GiB exceed "
+            f"the host's {bytes_to_gib(host.host_memory_bytes):g} GiB: lower --host-cache-gib"
+        )
+    model = step_time_model_for(setup, profile)
+    tokens = min(config.max_rolling_batch_prefill_tokens, config.max_model_len)
+    prompt = StepShape(1, tokens, tokens * (tokens + 1) // 2)
+    if model.copy_token_s * tokens >= model.step_time_s(prompt):
+        return config
+    token_bytes = kv_bytes_of(setup, config.max_model_len) * setup.devices
+    return replace(config, host_blocks=int(size_bytes / token_bytes / config.block_size))
 
 
 def _cache_tokens(setup: Setup, profile: EngineProfile, max_total_tokens: int) -> float:

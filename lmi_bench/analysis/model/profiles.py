@@ -109,6 +109,8 @@ class EngineProfile:
                             the tokens of a step. reserve_bytes_per_token: for a token of a step
     cache_tokens            tokens that the cache of a copy holds, as the server logs it; None: by
                             memory
+    host_cache_bytes        host memory of a copy for what its prefix cache evicts; 0: none
+    host_bytes_per_s        rate of its copies back to each device; None: by the device's PCIe link
     kv_layout               how the engine reserves the cache at admission
     log_sd                  standard deviation of each parameter's logarithm; absent: exact
     log_correlation         of these logarithms, rows in the order of PARAMETER_NAMES; empty: none
@@ -163,6 +165,8 @@ class EngineProfile:
     reserves_activations: bool = True
     reserve_bytes_per_token: float = 0.0
     cache_tokens: int | None = None
+    host_cache_bytes: float = 0.0
+    host_bytes_per_s: float | None = None
     log_correlation: tuple[tuple[float, ...], ...] = ()
     host_factors: Mapping[str, float] = field(default_factory=dict)
     host_factor_log_sd: float = 0.0
@@ -315,8 +319,9 @@ def profile_to_json(profile: EngineProfile) -> str:
     document = {"schema": PROFILE_SCHEMA, **asdict(replace(profile, levels=()))}
     document["levels"] = [cell_to_json(cell) for cell in profile.levels]
     document["fitted_cells"] = " ".join(profile.fitted_cells)
-    if not profile.capture:
-        del document["capture"]
+    for name in ("capture", "host_cache_bytes", "host_bytes_per_s"):
+        if not document[name]:
+            del document[name]
     return json.dumps(document, indent=2) + "\n"
 
 

@@ -38,6 +38,7 @@ _FP8_WIDENING_OPS: Final = 2  # convert and scale, as INT8
 # latent space, their norms, and the products that absorb keys and values, beside attention itself
 _LATENT_GAPS: Final = 1.9
 _LATENT_LAUNCH_S: Final = 0.9e-3  # of a layer: some forty kernels, each launched by the host
+_LINK_SHARE: Final = 0.8  # of PCIe: copies reach 52 to 60 of 64 GB/s (arXiv:2512.16056, table 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class StepCosts:
                   CUDA graphs; 0 for others
     many          costs of steps with `many_rows` rows or more, where they differ
     split         of a copy that is split beyond tensor parallelism
+    copy_token_s  copy of a token's cache from the host, to all devices at once
     """
 
     products: ProductCosts
@@ -139,6 +141,7 @@ class StepCosts:
     many: "StepCosts | None" = None
     many_rows: int = 0
     split: SplitCosts | None = None
+    copy_token_s: float = 0.0
 
 
 def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
@@ -223,6 +226,14 @@ def _known(value: float | None, device: Accelerator, what: str) -> float:
     return value
 
 
+def _copy_token_s(setup: Setup, profile: EngineProfile) -> float:
+    rate_per_s, device = profile.host_bytes_per_s, setup.instance.accelerator
+    if rate_per_s is None:
+        rate_per_s = _LINK_SHARE * _known(device.pcie_link.bytes_per_s, device, "PCIe rate")
+    one, two = (setup.sequence_bytes(tokens, setup.attention_degree) for tokens in (1, 2))
+    return (two - one) / setup.parallelism.pipeline / rate_per_s
+
+
 def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
     """The costs of one copy; raises InputError or CapacityError as `StepTimeModel` does."""
     shape, device, tensor_parallel = setup.shape, setup.instance.accelerator, setup.tensor_parallel
@@ -256,6 +267,7 @@ def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
         host_prompt_s=parameters.host_per_prompt_s,
         launch_s=_LATENT_LAUNCH_S * layers if shape.latent_kv_dim else 0.0,
         split=_split_costs(setup),
+        copy_token_s=_copy_token_s(setup, profile) if profile.host_cache_bytes else 0.0,
     )
     # experts get few rows each: their weights are widened during the products
     if not products.widening_share or not profile.widen_first_rows or shape.is_moe:

@@ -265,6 +265,7 @@ class StepTimeModel:
 
     def __init__(self, setup: Setup, profile: EngineProfile) -> None:
         self._costs = step_costs(setup, profile)
+        self.copy_token_s = self._costs.copy_token_s
 
     @cached_property
     def _seconds(self) -> Counted[float]:
@@ -307,9 +308,10 @@ class StepTimeModel:
         )
 
     def step_time_s(self, shape: StepShape) -> float:
-        """Seconds of one step."""
+        """Seconds of one step, after the copies from the host."""
         if shape.prefill_tokens or shape.decode_tokens != shape.decode_sequences:
-            return self.drafted(counts_of(shape), shape.decode_tokens)[-1]
+            copy_s = self.copy_token_s * shape.copied_tokens
+            return copy_s + self.drafted(counts_of(shape), shape.decode_tokens)[-1]
         return self._price(shape.decode_sequences, shape.decode_context_tokens, 0, 0, 0.0, 0)
 
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:

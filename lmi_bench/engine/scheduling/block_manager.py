@@ -21,6 +21,7 @@ class BlockManager:
     budget        blocks that may be in use at once; no block is free while more are in use
     most_used     peak number of blocks in use: freed blocks are reused last in, first out, so that
                   no more than this have ever been written
+    num_copied    blocks that came from the host since the last step was planned
     """
 
     num_blocks: int
@@ -28,6 +29,7 @@ class BlockManager:
     prefix_cache: PrefixCache | None = None
     budget: int = field(init=False)
     most_used: int = field(init=False, default=0)
+    num_copied: int = field(init=False, default=0)
     _free: list[int] = field(init=False)  # a stack
     _holders: list[int] = field(init=False)
 

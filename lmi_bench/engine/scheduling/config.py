@@ -51,6 +51,7 @@ class SchedulerConfig:
     max_input_tokens                  maximum prompt tokens; None: limited only by max_model_len
     prefix_caching                    keep computed blocks and share them between prompts with
                                       a common prefix
+    host_blocks                       blocks on the host for what that evicts; simulated only
     max_concurrent_requests           reject requests above this; None: queue all
     client_share                      share of the batch's slots and of max_concurrent_requests that
                                       one client may have; 1: all, so that turns alone count
@@ -77,6 +78,7 @@ class SchedulerConfig:
     waiting_served_ratio: float = DEFAULT_WAITING_SERVED_RATIO
     max_concurrent_requests: int | None = None
     prefix_caching: bool = False
+    host_blocks: int = 0
     max_input_tokens: int | None = None
     attention_window: int | None = None
     recompute_on_join: bool = False

@@ -20,7 +20,7 @@ class Residents:
     __slots__ = ("_contiguous", "_prefixes", "_window", "blocks", "num_filling", "running")
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._prefixes = PrefixCache() if config.prefix_caching else None
+        self._prefixes = PrefixCache(config.host_blocks) if config.prefix_caching else None
         self.blocks = BlockManager(config.num_blocks, config.block_size, self._prefixes)
         self.running: list[Sequence] = []
         self.num_filling = 0
@@ -38,7 +38,8 @@ class Residents:
         num_free = self.blocks.num_free
         if needed <= num_free or self._prefixes is None:
             return needed <= num_free
-        held = sum(not self._prefixes.is_idle(block_id) for block_id in self._known_blocks(seq))
+        known = [block_id for block_id in self._known_blocks(seq) if block_id is not None]
+        held = sum(not self._prefixes.is_idle(block_id) for block_id in known)
         return needed - held <= num_free  # an idle cached block counts as free until it is shared
 
     def can_take(self, waiting: deque[Sequence], number: float, config: SchedulerConfig) -> bool:
@@ -54,13 +55,18 @@ class Residents:
 
     def admit(self, seq: Sequence) -> None:
         """Allocate the blocks of a sequence's prompt, or of its whole length if contiguous. Blocks
-        in the prefix cache are shared, and their tokens count as computed."""
+        in the prefix cache are shared, or copied from the host; their tokens count as computed."""
         known = self._known_blocks(seq)
-        self.blocks.share(known)  # first, so that allocating the others evicts none of them
-        seq.block_ids.extend(known)
+        # first, so that allocating the others evicts none of them, nor finds the host full
+        self.blocks.share(block_id for block_id in known if block_id is not None)
+        if (copied := known.count(None)) and self._prefixes is not None:
+            self._prefixes.take_from_host(seq.digests(len(known), self.blocks.block_size))
+        new_ids = iter(self.blocks.allocate(copied))
+        seq.block_ids.extend(next(new_ids) if each is None else each for each in known)
+        self.blocks.num_copied += copied
         seq.slot_capacity = seq.num_computed = len(known) * self.blocks.block_size
         seq.num_cached = seq.num_computed
-        seq.num_inserted_blocks = len(known)
+        seq.num_inserted_blocks = 0 if copied else len(known)
         self.grow(seq, self._blocks_at_admission(seq) - len(known))
         seq.admitted = True
         insort(self.running, seq)
@@ -116,8 +122,14 @@ class Residents:
             self.blocks.release(reversed(seq.block_ids[seq.num_freed_blocks : behind]))
             seq.num_freed_blocks = behind
 
-    def _known_blocks(self, seq: Sequence) -> list[int]:
-        """Cached blocks of the sequence's prefix; at least one token is left to compute."""
+    def take_copied_tokens(self) -> int:
+        """Tokens of the blocks that came from the host since the last call."""
+        copied, self.blocks.num_copied = self.blocks.num_copied, 0
+        return copied * self.blocks.block_size
+
+    def _known_blocks(self, seq: Sequence) -> list[int | None]:
+        """Cached blocks of the sequence's prefix, None for one on the host; at least one token is
+        left to compute."""
         if self._prefixes is None or seq.sampling.prompt_logprobs:
             return []
         size = self.blocks.block_size

@@ -171,7 +171,7 @@ class Scheduler:
         batch = StepBatch(
             step_id=self._next_step_id,
             entries=tuple(entries),
-            shape=StepShape(*prefill, *decode),
+            shape=StepShape(*prefill, *decode, self._residents.take_copied_tokens()),
             released_seq_ids=tuple(self._released),
         )
         self._released.clear()

@@ -17,7 +17,8 @@ class SchedulerStats:
     cache_slots_reserved  token slots reserved by running sequences, summed over the steps
     cache_slots_unfilled  those of them without a token yet: the waste of the KV layout
     peak_running      maximum sequences in the batch at one time
-    prefix_tokens     prompt tokens looked up in the prefix cache; prefix_hit_tokens: found
+    prefix_tokens     prompt tokens looked up in the prefix cache; prefix_hit_tokens: found;
+                      host_hit_tokens: those of them on the host
     rebuilt_batches   batches recomputed because a request joined
     drafts            verified drafts, with drafted_tokens in total;
                       accepted_tokens: those of them accepted
@@ -35,6 +36,7 @@ class SchedulerStats:
     peak_running: int = 0
     prefix_tokens: int = 0
     prefix_hit_tokens: int = 0
+    host_hit_tokens: int = 0
     rebuilt_batches: int = 0
     drafts: int = 0
     drafted_tokens: int = 0
@@ -82,6 +84,7 @@ class SchedulerStats:
         """Count steps of one shape; `batch_slots`: size of the dynamic batch when it started."""
         self.steps += num_steps
         self.prompt_tokens += shape.prefill_tokens * num_steps
+        self.host_hit_tokens += shape.copied_tokens * num_steps
         if shape.prefill_sequences:
             self.prefill_steps += num_steps
         if shape.decode_sequences:
@@ -123,6 +126,8 @@ class EngineStats:
         done["cache_waste_frac"] = change.cache_waste_frac
         if change.prefix_tokens:
             done["prefix_hit_frac"] = change.prefix_hit_frac
+        if not change.host_hit_tokens:
+            del done["host_hit_tokens"]
         if change.drafted_tokens:
             done["draft_acceptance_frac"] = change.draft_acceptance_frac
             done["tokens_per_decode"] = change.tokens_per_decode

@@ -17,6 +17,7 @@ class StepShape:
     decode_tokens          tokens computed for them: one each, k + 1 with k draft tokens
     decode_context_tokens  cached tokens that they read: the sum of their context lengths,
                            including this step's tokens
+    copied_tokens          tokens found in the prefix cache of which the host had the blocks
     """
 
     prefill_sequences: int = 0
@@ -26,6 +27,7 @@ class StepShape:
     decode_sequences: int = 0
     decode_tokens: int = 0
     decode_context_tokens: int = 0
+    copied_tokens: int = 0
 
     @classmethod
     def decoding(cls, rows: int, context_tokens: int) -> "StepShape":

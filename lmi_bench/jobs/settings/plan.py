@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, Settings, flag_of, option
+from lmi_bench.core.option import REQUIRED, Option, Settings, Stated, flag_of, option
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.sweep import API_KEY, HEADER
 
@@ -77,6 +77,7 @@ class PredictSettings(Settings):
     disaggregate: str | None = option(metavar="P:D", group=planning.ENGINE)
     prefill_tp: int | None = option(default="--tp", must="at least 1", group=planning.ENGINE)
     kv_tokens: int | None = option(planning.KV_TOKENS)
+    host_cache: Stated = planning.HOST_CACHE
     engine_version: str | None = option(planning.ENGINE_VERSION)
 
     def _check(self) -> None:
@@ -128,7 +129,8 @@ class PredictSettings(Settings):
     def is_simulated(self) -> bool:
         """Whether the requests differ in ways that closed forms do not cover."""
         drawn = self.mix or self.input_lengths or self.output_lengths or self.trace
-        return bool(drawn or self.shared_prefix or self.documents or self.turns or self.router)
+        alike = self.shared_prefix or self.documents or self.turns or self.host_cache.values
+        return bool(drawn or alike or self.router)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from lmi_bench.core.engine_fields import BatchingFields
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, Settings, option
+from lmi_bench.core.option import Option, Settings, Stated, option
 
 ENGINE, WORKLOAD, LOAD = "Engine settings", "Workload", "Load"
 MACHINES, PRICES, LIMITS = "Machines", "Prices and purchase", "Limits and objective"
@@ -72,6 +73,7 @@ TURNS = Option(
     group=WORKLOAD,
 )
 TRACE = Option("Recorded traffic of Azure, Mooncake or Bailian: simulated.", group=WORKLOAD)
+HOST_CACHE = Stated(BatchingFields, ("host_cache_gib", "host_cache_gb_per_s"))
 SEED = Option("Random seed.", group=LOAD, rare=True)
 RECOMMENDATION = Option("File written by `recommend --json`.", argument=True, metavar="[REC.json]")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Settings, option, stated
+from lmi_bench.core.option import Settings, Stated, option, stated
 from lmi_bench.jobs.settings import planning
 
 OBJECTIVES: Final = ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput")
@@ -114,6 +114,7 @@ class RecommendSettings(Settings):
     )
     profile: str | None = option(planning.PROFILE)
     kv_tokens: int | None = option(planning.KV_TOKENS)
+    host_cache: Stated = planning.HOST_CACHE
     engine_version: str | None = option(planning.ENGINE_VERSION)
     machine_price: float | None = option(
         planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True
@@ -150,7 +151,8 @@ class RecommendSettings(Settings):
     @property
     def describes_prompts(self) -> bool:
         """Whether options tell what the prompts have in common."""
-        return bool(self.shared_prefix or self.documents or self.turns or self.trace)
+        alike = self.shared_prefix or self.documents or self.turns or self.trace
+        return bool(alike or self.host_cache.values)
 
     @property
     def instances(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 
@@ -62,13 +63,15 @@ def bailian(rows, path):
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def replayed(rows, block, capacity):
-    """Hit rate of an LRU cache of `capacity` engine blocks, over the hash ids alone.
+def replayed(rows, block, capacity, on_host=0):
+    """Hit rate of an LRU cache of `capacity` engine blocks, over the hash ids alone, and the part
+    of it that a second one of `on_host` blocks has, which gets what falls out of the first.
 
     The last token of a prompt is always computed; answers fill blocks that nobody asks for again.
     """
     cache, names, fresh = OrderedDict(), {}, iter(range(-1, -(10**9), -1))
-    hit = tokens = 0
+    host = OrderedDict()
+    hit = away = tokens = 0
     for _, length, output, ids in rows:
         chain, before = [], None
         for place in range(length // BLOCK):
@@ -76,34 +79,70 @@ def replayed(rows, block, capacity):
             before = names.setdefault((before, content), len(names))
             chain.append(before)
         found = 0
-        while found < min(len(chain), (length - 1) // BLOCK) and chain[found] in cache:
+        while found < min(len(chain), (length - 1) // BLOCK):
+            if chain[found] not in cache and chain[found] not in host:
+                break
+            away += BLOCK * (chain[found] in host)
             found += 1
         hit, tokens = hit + found * BLOCK, tokens + length
         chain += [next(fresh) for _ in range((length + output - 1) // BLOCK - len(chain))]
         for key in reversed(chain):
+            host.pop(key, None)
             cache[key] = None
             cache.move_to_end(key)
         while len(cache) > capacity:
-            cache.popitem(last=False)
-    return hit / tokens
+            host[cache.popitem(last=False)[0]] = None
+        while len(host) > on_host:
+            host.popitem(last=False)
+    return hit / tokens, away / tokens
 
 
-@pytest.mark.parametrize("capacity", [1_500, 4_000])
-@pytest.mark.parametrize(("write", "block"), [(mooncake, 512), (bailian, 16)])
-def test_the_simulated_hit_rate_is_that_of_an_independent_lru_replay(
-    tmp_path, write, block, capacity
-):
-    rows = conversations(150, block, seed=block)
-    write(rows, tmp_path / "trace.jsonl")
-    trace = read_trace(tmp_path / "trace.jsonl")
-    assert trace.block_tokens == block
+def simulated(path, rows, config, step_time):
+    """The rows of a trace file in the simulator."""
+    trace = read_trace(path)
     assert trace.rate_per_s == pytest.approx(1.0)
     prompts = TracePrompts(trace, distinct_ids, seed=0)
     spec = LevelSpec(0, Load(rate_per_s=1.0, arrivals="trace"), num_requests=len(rows))
-    config = SchedulerConfig(num_blocks=capacity, max_model_len=20_000, prefix_caching=True)
-    run = simulate_level(spec, lambda n: prompts.request(spec, n), config, Quick())
-    assert hit_share(run.records).value == pytest.approx(replayed(rows, block, capacity), abs=0.01)
-    assert run.engine["prefix_hit_tokens"] == sum(r.exchange.cached_tokens for r in run.records)
+    return simulate_level(spec, lambda n: prompts.request(spec, n), config, step_time)
+
+
+@pytest.mark.parametrize(("capacity", "on_host"), [(1_500, 0), (4_000, 0), (1_500, 3_000)])
+@pytest.mark.parametrize(("write", "block"), [(mooncake, 512), (bailian, 16)])
+def test_the_simulated_hit_rate_is_that_of_an_independent_lru_replay(
+    tmp_path, write, block, capacity, on_host
+):
+    rows, path = conversations(150, block, seed=block), tmp_path / "trace.jsonl"
+    write(rows, path)
+    assert read_trace(path).block_tokens == block
+    config = SchedulerConfig(
+        num_blocks=capacity, max_model_len=20_000, prefix_caching=True, host_blocks=on_host
+    )
+    run = simulated(path, rows, config, Quick())
+    hit, away = replayed(rows, block, capacity, on_host)
+    assert hit_share(run.records).value == pytest.approx(hit, abs=0.01)
+    done = run.engine
+    assert done["prefix_hit_tokens"] == sum(r.exchange.cached_tokens for r in run.records)
+    copied = done.get("host_hit_tokens", 0) / done["prefix_tokens"]
+    assert copied == pytest.approx(away, abs=0.01)
+    assert (away > 0.1) == bool(on_host)
+
+
+@pytest.mark.parametrize(("write", "block"), [(mooncake, 512), (bailian, 16)])
+def test_a_host_with_room_for_all_gives_the_hits_of_a_cache_without_bound(tmp_path, write, block):
+    rows, path = conversations(150, block, seed=block), tmp_path / "trace.jsonl"
+    write(rows, path)
+    small = SchedulerConfig(num_blocks=1_500, max_model_len=20_000, prefix_caching=True)
+    small, hosted, boundless = (
+        hit_share(simulated(path, rows, config, Quick()).records).value
+        for config in (
+            small,
+            replace(small, host_blocks=10**6),
+            replace(small, num_blocks=10**6),
+        )
+    )
+    assert small < hosted - 0.1
+    assert hosted == pytest.approx(boundless, abs=1e-12)
+    assert hosted == pytest.approx(replayed(rows, block, 10**6)[0], abs=0.01)
 
 
 def planned(workload, rate_per_s, requests):

@@ -350,3 +350,30 @@ def test_launches_of_a_latent_prompt_bound_short_prompts_and_are_hidden_by_long_
     assert hidden.total_s == pytest.approx(gpu_s + hidden.host_per_prompt_token_s, rel=1e-3)
     decoding = StepShape(decode_sequences=1, decode_tokens=1, decode_context_tokens=1000)
     assert latent.step_time_s(decoding) < 0.5 * least_s
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "degree", "rate_per_s", "copy_s"),
+    [
+        # 32 layers, 8 heads of 128 keys and values of 16 bits; A10G: 0.8 of 32 GB/s
+        ("llama-3.1-8b", "ml.g5.2xlarge", 1, None, 32 * 8 * 2 * 128 * 2 / (0.8 * 32e9)),
+        ("llama-3.1-8b", "ml.g5.2xlarge", 1, 4e9, 32 * 8 * 2 * 128 * 2 / 4e9),
+        # 80 layers, one of 8 heads on each device, which copy at the same time; H100: PCIe 5
+        ("llama-3.3-70b", "ml.p5.48xlarge", 8, None, 80 * 2 * 128 * 2 / (0.8 * 64e9)),
+        # 61 layers of 576 latent values, whole on each device
+        ("deepseek-v3", "ml.p5en.48xlarge", 8, None, 61 * 576 * 2 / (0.8 * 64e9)),
+    ],
+)
+def test_copies_from_the_host_take_the_bytes_of_a_device_over_its_link(
+    model, machine, degree, rate_per_s, copy_s
+):
+    """Beside the step; without a tier nothing is copied. copy_s: of a token."""
+    setup = Setup(find_model(model), find_instance(machine), degree, "bfloat16")
+    prompt = StepShape(prefill_sequences=1, prefill_tokens=8, prefill_context_pairs=36)
+    copied = replace(prompt, copied_tokens=8)
+    hosted = replace(GRAPH_GPU_PRIOR, host_cache_bytes=1e9, host_bytes_per_s=rate_per_s)
+    step = StepTimeModel(setup, hosted)
+    more_s = step.step_time_s(copied) - step.step_time_s(prompt)
+    assert more_s == pytest.approx(8 * copy_s, rel=1e-6)
+    plain = StepTimeModel(setup, GRAPH_GPU_PRIOR)
+    assert plain.step_time_s(copied) == plain.step_time_s(prompt) == step.step_time_s(prompt)
