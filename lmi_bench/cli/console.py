@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import typer
 
@@ -77,13 +77,23 @@ def show_result(content: Any) -> None:
 @functools.cache
 def stdout() -> "Console":
     """The terminal, or a file as wide as a table may need."""
+    return _console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
+
+
+@functools.cache
+def stderr() -> "Console":
+    """Where notes, warnings and progress go."""
+    return _console(stderr=True, soft_wrap=True)
+
+
+def _console(**options: Any) -> "Console":
     from rich.console import Console
 
     class Output(Console):
         def on_broken_pipe(self) -> None:
-            _discard_output()
+            _discard(self.file)
 
-    return Output(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    return Output(highlight=False, **options)
 
 
 def _write(text: str) -> None:
@@ -91,20 +101,12 @@ def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()
+        _discard(sys.stdout)
 
 
-def _discard_output() -> None:
+def _discard(stream: IO[str]) -> None:
     """Print no more: the reader has closed the pipe (`| head`), but files are still written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@functools.cache
-def stderr() -> "Console":
-    """Where notes, warnings and progress go."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_table(
