@@ -4,11 +4,12 @@ The sample has two parts of the same kinds of prose, so that perplexity is not m
 calibration text.
 """
 
-import json
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from lmi_bench.core import durable
 from lmi_bench.core.errors import InputError
 
 CALIBRATION: Final = 0
@@ -24,28 +25,16 @@ def read_text(path: Path | None, part: int) -> str:
     if path is None:
         sample = files("lmi_bench.engine").joinpath("sample_text.txt").read_text(encoding="utf-8")
         return "\n\n".join(sample.split("\n\n")[part::2])
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"{path}: cannot be read as text: {exc}") from exc
+    text = durable.read_text(path)
     if path.suffix in (".jsonl", ".json"):
-        text = "\n\n".join(texts_of_lines(path, text))
+        text = "\n\n".join(_texts(durable.json_values(text, path), path))
     if not text.strip():
         raise InputError(f"{path}: contains no text")
     return text
 
 
-def texts_of_lines(path: Path, content: str) -> list[str]:
-    """The texts in JSON lines; raises InputError that names the line."""
-    texts = []
-    for number, line in enumerate(content.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            texts.append(str(row.get("text") or row["prompt"]))
-        except (json.JSONDecodeError, KeyError, AttributeError) as exc:
-            raise InputError(
-                f"{path}, line {number}: expected a JSON object with `text` or `prompt`"
-            ) from exc
-    return texts
+def _texts(rows: Sequence[Any], path: Path) -> Iterator[str]:
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or not (row.get("text") or row.get("prompt")):
+            raise InputError(f"{path}: entry {number} needs a `text` or `prompt`")
+        yield str(row.get("text") or row["prompt"])

@@ -1,13 +1,12 @@
 """Generates text from a prompt, or scores given answers by their likelihood."""
 
 import asyncio
-import json
 import math
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lmi_bench.analysis.results.confidence import (
     CalibrationTable,
@@ -15,7 +14,7 @@ from lmi_bench.analysis.results.confidence import (
     confidence,
     shares,
 )
-from lmi_bench.core.durable import read_text
+from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import parse_scenario
@@ -286,24 +285,20 @@ def answer_questions(settings: GenerateSettings, listener: Listener = SILENT) ->
 def read_questions(path: Path) -> list[LabelledPrompt]:
     """JSON lines with `prompt`, `choices` (two or more texts) and `answer` (one of them).
 
-    Raises InputError that names the line.
+    Raises InputError that names the entry.
     """
-    questions = [
-        _question(line, f"{path} line {number}")
-        for number, line in enumerate(read_text(path).splitlines(), start=1)
-        if line.strip()
-    ]
+    rows = json_values(read_text(path), path)
+    questions = [_question(row, f"{path} entry {n}") for n, row in enumerate(rows, start=1)]
     if not questions:
         raise InputError(f"{path} has no question: write one JSON object a line")
     return questions
 
 
-def _question(line: str, where: str) -> LabelledPrompt:
+def _question(content: Any, where: str) -> LabelledPrompt:
     wanted = '{"prompt": "...", "choices": ["...", "..."], "answer": "..."}'
     try:
-        content = json.loads(line)
         prompt, choices, answer = content["prompt"], content["choices"], content["answer"]
-    except (ValueError, KeyError, TypeError) as exc:
+    except (KeyError, TypeError) as exc:
         raise InputError(f"{where}: expected {wanted}") from exc
     texts = isinstance(choices, list) and all(isinstance(each, str) for each in choices)
     if not isinstance(prompt, str) or not prompt or not texts:

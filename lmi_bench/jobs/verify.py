@@ -97,6 +97,13 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
     """Replay the plan's load and compare; raises InputError before anything is written."""
     plan = load_recommendation(settings.recommendation)
     candidate = plan.best
+    prices = candidate.usd_per_1m_input_tokens
+    if prices is not None and prices.cached_share > 0:
+        raise InputError(
+            f"the plan finds {prices.cached_share:.0%} of the prompt tokens in a prefix cache, but "
+            "verify sends prompts that have nothing in common: sweep the target with the plan's "
+            "--turns, --shared-prefix, --documents or --trace, and compare with the plan yourself"
+        )
     simulated, copies = settings.target.startswith("sim:"), _serving(candidate) * candidate.copies
     own_share = 1 / copies if simulated else 1.0
     share = own_share if settings.share is None else settings.share

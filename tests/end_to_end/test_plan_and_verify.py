@@ -158,3 +158,14 @@ def test_a_profile_learns_from_one_copy_only(plan, tmp_path):
     )  # fmt: skip
     assert "needs the load of one copy" in done.stderr
     assert "--share" in done.stderr
+
+
+def test_a_plan_that_counts_on_a_prefix_cache_is_not_held_to_prompts_without_one(tmp_path):
+    path = tmp_path / "rec.json"
+    lmi_bench(
+        "recommend", *ASK, *LIMITS, "--instance", "ml.g5.2xlarge", "--rate", "2",
+        "--prefix-hit", "0.5", "--json", path,
+    )  # fmt: skip
+    done = lmi_bench("verify", path, "--target", "sim:ml.g5.2xlarge", expect=2)
+    assert "finds 50% of the prompt tokens in a prefix cache" in done.stderr
+    assert not (tmp_path / "runs").exists()

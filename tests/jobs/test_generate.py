@@ -19,11 +19,11 @@ def test_each_line_is_a_question(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"choices": "34"}, "line 2: expected"),
-        ({"choices": [3, 4]}, "line 2: expected"),
-        ({"prompt": ""}, "line 2: expected"),
-        ({"choices": ["4"]}, "line 2: the answer '4' is not one of two or more choices"),
-        ({"answer": "5"}, "line 2: the answer '5' is not one of two or more choices"),
+        ({"choices": "34"}, "entry 2: expected"),
+        ({"choices": [3, 4]}, "entry 2: expected"),
+        ({"prompt": ""}, "entry 2: expected"),
+        ({"choices": ["4"]}, "entry 2: the answer '4' is not one of two or more choices"),
+        ({"answer": "5"}, "entry 2: the answer '5' is not one of two or more choices"),
     ],
 )
 def test_a_line_that_is_no_question_is_named(tmp_path, changed, said):
