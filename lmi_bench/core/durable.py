@@ -119,9 +119,9 @@ def write_text(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
         else:
-            replace_file(path.resolve(), text.encode())
+            replace_file(path.resolve(), text.encode(errors="backslashreplace"))
     except OSError as exc:
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc
 

@@ -28,6 +28,7 @@ class Slot(NamedTuple):
     of        the JsonValue class, if the value is an object of known keys or a list of such
     optional  left out of the file if the value is None
     is_tuple  a list in the file, a tuple here
+    kind      the field's annotation: plain values in lists and mappings are checked by it
     """
 
     name: str
@@ -36,6 +37,14 @@ class Slot(NamedTuple):
     optional: bool = False
     required: bool = False
     is_tuple: bool = False
+    kind: Any = Any
+
+    def takes(self, value: Any) -> bool:
+        """Whether a JSON value is one of the field's; NumPy's are subclasses, true is no number."""
+        if self.of is None and isinstance(value, (list, tuple, Mapping)):
+            return type(value) in self.accepts and _fits(value, self.kind)
+        is_one = not isinstance(value, bool) and isinstance(value, tuple(self.accepts))
+        return is_one or type(value) in self.accepts
 
     def read(self, value: Any, where: str, key: str) -> Any:
         """The value of a JSON value, or of one in a list."""
@@ -87,9 +96,7 @@ class JsonValue:
             slot = slots.get(key)
             if slot is None:
                 unknown[key] = value
-            elif type(value) not in slot.accepts and (  # NumPy's are subclasses; true is no number
-                isinstance(value, bool) or not isinstance(value, tuple(slot.accepts))
-            ):
+            elif not slot.takes(value):
                 raise InputError(f"{where}: {key} must be {_names(slot)}, not {_shown(value)}")
             elif slot.is_tuple and value is not None:
                 values[slot.name] = tuple(slot.read(each, where, key) for each in value)
@@ -165,9 +172,8 @@ def slot_of(name: str, annotation: Any) -> Slot:
             accepts |= {list, tuple}
         else:
             accepts.add(kind)
-    return Slot(
-        name, frozenset(accepts), of, is_tuple=any(get_origin(each) is tuple for each in kinds)
-    )
+    is_tuple = any(get_origin(each) is tuple for each in kinds)
+    return Slot(name, frozenset(accepts), of, is_tuple=is_tuple, kind=annotation)
 
 
 def check_types(kind: type, values: Mapping[str, Any], where: str) -> None:
@@ -187,14 +193,16 @@ def _fits(value: Any, annotation: Any) -> bool:
 def _fits_one(value: Any, annotation: Any) -> bool:
     kind, parts = get_origin(annotation) or annotation, get_args(annotation)
     if kind is float:
-        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and abs(value) <= sys.float_info.max
     if kind in (int, bool, str, types.NoneType):
         return type(value) is kind
     if kind is Mapping:
         return isinstance(value, Mapping) and all(_fits(each, parts[1]) for each in value.values())
-    if kind is tuple:
-        return isinstance(value, (list, tuple)) and all(_fits(each, parts[0]) for each in value)
-    return True  # checked where it is made
+    if kind is tuple and isinstance(value, (list, tuple)):
+        kinds = parts[:1] * len(value) if parts[-1] is ... else parts
+        return len(kinds) == len(value) and all(map(_fits, value, kinds))
+    return kind is not tuple  # the others are checked where it is made
 
 
 def _is_value(kind: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi_bench.analysis.results.definitions import Definition
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.slo import Slo
 from lmi_bench.report.table import Table
@@ -16,6 +16,25 @@ Band = tuple[float, float]
 """The ends of an interval."""
 THROUGHPUT, LATENCY = ("throughput_tokens_per_s", ""), ("latency_ms_per_token", "upper")
 """Keys of a curve's values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric: its key in levels.jsonl, its formula, and a note for the reader: other tools give
+    the same names to other formulas.
+
+    vllm_key  the name under which `vllm bench serve` prints the same formula; empty if none does
+    """
+
+    key: str
+    title: str
+    unit: str
+    formula: str
+    note: str
+    vllm_key: str
+
+
+DEFINITIONS = tuple(Definition(**row) for row in read_rows("definitions.csv", "analysis.results"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +151,7 @@ class ReportView:
     runs: tuple[RunView, ...]
     comparison: Table | None
     recommendations: tuple[RecommendationView, ...]
-    definitions: tuple[Definition, ...]
     tables: tuple[Table, ...] = ()
     verdicts: tuple[Table, ...] = ()
     unjudged: tuple[str, ...] = ()
+    definitions: tuple[Definition, ...] = DEFINITIONS

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench import __version__
-from lmi_bench.analysis.results.definitions import DEFINITIONS
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.core.run_store import REQUESTS, Run, load_manifest, load_run
@@ -76,7 +75,6 @@ def build_view(
         runs=run_views,
         comparison=comparison_table([run.curve for run in run_views]),
         recommendations=advice,
-        definitions=DEFINITIONS,
         tables=tuple(tables),
         verdicts=tuple(each for each in verdicts if isinstance(each, Table)),
         unjudged=tuple(each for each in verdicts if isinstance(each, str)),

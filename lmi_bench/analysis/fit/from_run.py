@@ -144,7 +144,8 @@ def cells_from_run(
         if run.manifest.imported_from:  # its files may differ in length
             input_tokens, output_tokens = mean_lengths(run.path, line)
         elif line.input_tokens:  # the server may count others than were planned
-            input_tokens = max(1, round(line.input_tokens / (line.sent - line.failed)))
+            answered = max(1, line.sent - line.failed)  # a damaged file may have none
+            input_tokens = max(1, round(line.input_tokens / answered))
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))

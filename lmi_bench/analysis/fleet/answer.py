@@ -164,9 +164,9 @@ class Candidate(JsonValue):
         """Range of the fleet's estimated price; None if the price is stated or unknown."""
         between = self.cost.machine_price_range_usd_per_hour
         hours = self.cost.paid_machine_hours_per_hour
-        return (
-            None if between is None or hours is None else (between[0] * hours, between[1] * hours)
-        )
+        if between is None or hours is None:
+            return None
+        return between[0] * hours, between[1] * hours
 
     @property
     def meets_slos(self) -> bool:
@@ -211,6 +211,9 @@ class Candidate(JsonValue):
                 known["figures"][name], known["withheld"][name] = None, value["reason"]
             else:
                 known["figures"][name] = Estimate.from_json(value, name)
+        for name in ("capacity_rate_per_s", "throughput_tokens_per_s"):
+            if name not in known["figures"]:
+                raise InputError(f"{where}: {name} must be an object with `predicted`")
         known["attainment"] = known["attainment"] or None
         for name in ("engine", "estimated", "price_range_usd_per_hour"):  # follow from others
             known.pop(name, None)

@@ -33,7 +33,7 @@ from lmi_bench.engine.scheduling.config import DEFAULT_WAITING_SERVED_RATIO, KvL
 from lmi_bench.models.shape import ModelShape
 
 PROFILE_SCHEMA = 1
-_MOST = 100.0
+_MOST, _LEAST = 100.0, 1e-9  # of what a step time is multiplied with or divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class StepParameters:
         for item in fields(self):
             value = getattr(self, item.name)
             rate = item.name.endswith("_share") and item.name != "unhidden_share"
-            if not value >= 0 or (rate and value == 0):
+            if not value >= (_LEAST if rate else 0):
                 raise InputError(f"profile parameter {item.name} must be above 0, got {value:g}")
 
 
@@ -209,11 +209,13 @@ class EngineProfile:
                 f"profile {self.label}: parameters, spreads and scales must be 0 to {_MOST:g}, "
                 "correlations -1 to 1"
             )
-        if not 0 < self.memory_share <= 1:
+        if not 0 < self.memory_share <= 1 or self.block_size < 1:
             raise InputError(
-                f"profile {self.label}: memory_share must be above 0 and at most 1, "
-                f"got {self.memory_share:g}"
+                f"profile {self.label}: memory_share must be above 0 and at most 1, block_size at "
+                f"least 1, got {self.memory_share:g} and {self.block_size}"
             )
+        if not min(self.up_to.values(), default=1) >= _LEAST:
+            raise InputError(f"profile {self.label}: no limit in up_to may be below {_LEAST:g}")
 
     @property
     def label(self) -> str:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.results.columns import columns_of
-from lmi_bench.analysis.results.definitions import DEFINITIONS
 from lmi_bench.analysis.results.latency import (
     samples_needed,
     summarise_level,
@@ -25,6 +24,7 @@ from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.report.text import ttft_parts_line
+from lmi_bench.report.values import DEFINITIONS
 
 
 def record(
