@@ -161,3 +161,39 @@ def test_a_damaged_file_ends_in_one_line(base, tmp_path, batch):
             shutil.rmtree(folder, ignore_errors=True)
     signal.signal(signal.SIGALRM, before)
     assert failed == []
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "value"),
+    [
+        ("profile.json", ("block_size",), 0),
+        ("profile.json", ("up_to", "host_per_prompt_token_s"), 0),
+        ("profile.json", ("parameters", "bandwidth_share"), 1e-320),
+        ("rec.json", ("recommended", "capacity_rate_per_s"), [1]),
+        ("rec.json", ("recommended", "cost", "machine_price_range_usd_per_hour", 0), "2026"),
+        ("rec.json", ("recommended", "cost", "machine_price_range_usd_per_hour"), [1.0]),
+        ("run/manifest.json", ("target", "scheduler", "client_share"), "\ud800"),
+        ("run/levels.jsonl", ("requests",), 0),
+    ],
+)
+def test_a_value_that_once_broke_a_command_is_named_or_shown(base, tmp_path, file, place, value):
+    folder = tmp_path / "damaged"
+    shutil.copytree(base, folder)
+    lines = (folder / file).read_text().splitlines() if file.endswith("l") else [None]
+    lines[0] = json.loads(lines[0] or (folder / file).read_text())
+    holder = lines[0]
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    (folder / file).write_text("\n".join([json.dumps(lines[0]), *lines[1:]]) + "\n")
+    run, rec, out = folder / "run", folder / "rec.json", folder / "o.html"
+    if file == "profile.json":
+        alike = ("--concurrency", "4", "--input-tokens", "64", "--output-tokens", "8")
+        machine = ("--model", "qwen3-8b", "--instance", "ml.g5.2xlarge")
+        call("predict", *machine, *alike, "--profile", folder / file)
+    elif file == "rec.json":
+        call("plan-day", rec)
+        call("report", run, "--recommendation", rec, "-o", out)
+    else:
+        call("report", run, "-o", out)
+        call("recommend", run, "--rate", "1", "--instance", "ml.g5.2xlarge")

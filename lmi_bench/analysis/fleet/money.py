@@ -328,7 +328,7 @@ class Cost(JsonValue):
     failure_unit: str
     usd_per_1m_output_tokens_at_capacity: float | None
     wins_below_usd_per_machine_hour: float | None = field(default=None, metadata=OPTIONAL)
-    machine_price_range_usd_per_hour: tuple[float, ...] | None = field(
+    machine_price_range_usd_per_hour: tuple[float, float] | None = field(
         default=None, metadata=OPTIONAL
     )
 
