@@ -77,9 +77,9 @@ posts: $(VENV)/.dev
 	$(BIN)/python benchmarks/posts.py --check
 
 # 100,000 damaged files, and 20,000 hostile requests to `serve`; a failure names its seed.
-# SEED=N begins elsewhere.
+# Its seeds begin with the time; SEED=N repeats those of a failure.
 fuzz: $(VENV)/.dev
-	LMI_BENCH_FUZZ=$${FUZZ:-100000} LMI_BENCH_FUZZ_SEED=$${SEED:-1000} OMP_NUM_THREADS=1 \
+	LMI_BENCH_FUZZ=$${FUZZ:-100000} LMI_BENCH_FUZZ_SEED=$${SEED:-$$(date +%s)} OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/fuzz
 
 # The receiver and the engine's step in C and C++ under gcc's address, undefined and thread sanitizers.

@@ -41,10 +41,9 @@ class Slot(NamedTuple):
 
     def takes(self, value: Any) -> bool:
         """Whether a JSON value is one of the field's; NumPy's are subclasses, true is no number."""
-        if self.of is None and isinstance(value, (list, tuple, Mapping)):
-            return type(value) in self.accepts and _fits(value, self.kind)
         is_one = not isinstance(value, bool) and isinstance(value, tuple(self.accepts))
-        return is_one or type(value) in self.accepts
+        is_plain = self.of is None and isinstance(value, (list, tuple, Mapping))
+        return (is_one or type(value) in self.accepts) and (not is_plain or _fits(value, self.kind))
 
     def read(self, value: Any, where: str, key: str) -> Any:
         """The value of a JSON value, or of one in a list."""
@@ -199,10 +198,10 @@ def _fits_one(value: Any, annotation: Any) -> bool:
         return type(value) is kind
     if kind is Mapping:
         return isinstance(value, Mapping) and all(_fits(each, parts[1]) for each in value.values())
-    if kind is tuple and isinstance(value, (list, tuple)):
-        kinds = parts[:1] * len(value) if parts[-1] is ... else parts
+    if kind in (tuple, Sequence) and isinstance(value, (list, tuple)):
+        kinds = parts if kind is tuple and parts[-1] is not ... else parts[:1] * len(value)
         return len(kinds) == len(value) and all(map(_fits, value, kinds))
-    return kind is not tuple  # the others are checked where it is made
+    return kind not in (tuple, Sequence)  # the others are checked where it is made
 
 
 def _is_value(kind: Any) -> bool:
@@ -218,7 +217,7 @@ def _names(slot: Slot) -> str:
     if float in slot.accepts:
         return "a number"
     names = {int: "a whole number", str: "a text", bool: "true or false", dict: "an object",
-             list: "a list"}  # fmt: skip
+             list: "a list of its kind of values"}  # fmt: skip
     return next(names[kind] for kind in names if kind in slot.accepts)
 
 

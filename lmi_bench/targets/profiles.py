@@ -66,8 +66,8 @@ def with_host(profile: EngineProfile, engine: EngineSection, shares: bool) -> En
         return profile
     if gib is None or not shares:
         raise InputError(
-            "--host-cache-gib is for a prefix cache and prompts that begin alike: give it with "
-            "--turns, --shared-prefix, --documents or a --trace with hash ids, or leave it out"
+            "a host cache is for prompts that begin alike: give --host-cache-gib with --turns, "
+            "--shared-prefix, --documents or a --trace with hash ids, or leave its options out"
         )
     return replace(profile, host_cache_bytes=gib * GIB, host_bytes_per_s=gb_s and gb_s * 1e9)
 

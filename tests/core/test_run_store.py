@@ -322,7 +322,10 @@ def test_a_manifest_is_written_back_as_it_was_read():
     ("damage", "line"),
     [
         ({"scenario": []}, r"manifest\.json: scenario must be an object, not \[\]"),
-        ({"scenario": {"slo": "ttft"}}, "json: scenario: slo must be a list, not 'ttft'"),
+        (
+            {"scenario": {"slo": "ttft"}},
+            "json: scenario: slo must be a list of its kind of values, not 'ttft'",
+        ),
         ({"target": {"replicas": "2"}}, "json: target: replicas must be a whole number, not '2'"),
         ({"target": {"scheduler": {}}}, "json: target: scheduler: it has no `num_blocks`"),
     ],

@@ -167,13 +167,18 @@ def test_a_damaged_file_ends_in_one_line(base, tmp_path, batch):
     ("file", "place", "value"),
     [
         ("profile.json", ("block_size",), 0),
+        ("profile.json", ("reserve_bytes_per_token",), 1e308),
         ("profile.json", ("up_to", "host_per_prompt_token_s"), 0),
         ("profile.json", ("parameters", "bandwidth_share"), 1e-320),
         ("rec.json", ("recommended", "capacity_rate_per_s"), [1]),
         ("rec.json", ("recommended", "cost", "machine_price_range_usd_per_hour", 0), "2026"),
         ("rec.json", ("recommended", "cost", "machine_price_range_usd_per_hour"), [1.0]),
         ("run/manifest.json", ("target", "scheduler", "client_share"), "\ud800"),
+        ("run/manifest.json", ("commands", 0), True),
         ("run/levels.jsonl", ("requests",), 0),
+        ("run/levels.jsonl", ("input_tokens",), 2**70),
+        ("run/levels.jsonl", ("ttft_ms", "mean"), -1),
+        ("run/levels.jsonl", ("throughput_tokens_per_s",), 0),
     ],
 )
 def test_a_value_that_once_broke_a_command_is_named_or_shown(base, tmp_path, file, place, value):

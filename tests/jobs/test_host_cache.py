@@ -105,10 +105,10 @@ def test_a_simulated_engine_has_as_many_blocks_as_the_memory_holds():
     ],
 )
 def test_what_would_have_no_effect_is_refused(asked):
-    with pytest.raises(InputError, match="is for a prefix cache and prompts that begin alike"):
+    with pytest.raises(InputError, match="is for prompts that begin alike"):
         lmi_bench.predict(**ON_L40S, instance="ml.g6e.2xlarge", rate="0.1", **asked)
     if "prefix_cache" not in asked:
-        with pytest.raises(InputError, match="is for a prefix cache and prompts that begin alike"):
+        with pytest.raises(InputError, match="is for prompts that begin alike"):
             lmi_bench.recommend(**ON_L40S, rate=0.1, **asked)
 
 

@@ -41,6 +41,7 @@ _DRAWN_LENGTHS = (
     "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
 )  # fmt: skip
 _ENGINES = ("vllm", "sglang", "tgi", "tensorrt")  # names that servers report
+_MOST_TOKENS = 100_000_000  # of a request; contexts have 10 million
 _ACCURACY_KEYS = ("throughput_tokens_per_s", "latency_ms_per_token", "ttft_ms", "tpot_ms")
 
 
@@ -144,11 +145,12 @@ def cells_from_run(
         if run.manifest.imported_from:  # its files may differ in length
             input_tokens, output_tokens = mean_lengths(run.path, line)
         elif line.input_tokens:  # the server may count others than were planned
-            answered = max(1, line.sent - line.failed)  # a damaged file may have none
-            input_tokens = max(1, round(line.input_tokens / answered))
+            input_tokens = max(1, round(line.input_tokens / max(1, line.sent - line.failed)))
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
+        if input_tokens + answered_tokens > _MOST_TOKENS:
+            raise InputError(f"{run.path}: a level has more than {_MOST_TOKENS:,} tokens a request")
         most = None
         if (limits := facts.scheduler) is not None:  # on running sequences
             held = limits.num_blocks * limits.block_size // (input_tokens + output_tokens)

@@ -87,6 +87,10 @@ class MeasuredLevel:
                 f"a prompt of {self.input_tokens} tokens cannot have {self.cached_tokens} of them "
                 "in the prefix cache: its last one is always computed"
             )
+        for name in MEASURED:
+            value: float | None = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"a level's {name} must be above 0, got {value:g}")
 
     @property
     def concurrency(self) -> int:

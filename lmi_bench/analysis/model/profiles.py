@@ -34,6 +34,7 @@ from lmi_bench.models.shape import ModelShape
 
 PROFILE_SCHEMA = 1
 _MOST, _LEAST = 100.0, 1e-9  # of what a step time is multiplied with or divided by
+_MOST_BYTES = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,32 +191,34 @@ class EngineProfile:
     capture: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        size = len(PARAMETER_NAMES)
-        if self.log_correlation and (
-            len(self.log_correlation) > size
-            or any(len(row) != len(self.log_correlation) for row in self.log_correlation)
-        ):
-            raise InputError(f"profile {self.label}: the correlation must be {size} by {size}")
+        size, correlation = len(PARAMETER_NAMES), self.log_correlation
         unknown = set(self.log_sd) - set(PARAMETER_NAMES)
-        if unknown:
-            raise InputError(f"profile {self.label}: unknown parameters {sorted(unknown)}")
         spreads = (*self.log_sd.values(), self.residual_log_sd, self.host_factor_log_sd)
         parameters = (getattr(self.parameters, name) for name in PARAMETER_NAMES)
-        values = (*parameters, *spreads, self.error_scale, self.ttft_error_scale)
-        if not all(0 <= each <= _MOST for each in values) or any(
-            not -1.01 <= each <= 1.01 for row in self.log_correlation for each in row
+        scales = (*parameters, *spreads, self.error_scale, self.ttft_error_scale)
+        is_square = all(len(row) == len(correlation) for row in correlation)
+        values = [getattr(self, each.name) for each in fields(self)]
+        most = max(abs(each) for each in values if isinstance(each, (int, float)))
+        least, share, block = (
+            min(self.up_to.values(), default=1.0),
+            self.memory_share,
+            self.block_size,
+        )
+        for holds, rule in (
+            (is_square and len(correlation) <= size, f"the correlation must be {size} by {size}"),
+            (not unknown, f"unknown parameters {sorted(unknown)}"),
+            (
+                all(0 <= each <= _MOST for each in scales),
+                f"parameters, spreads and scales must be 0 to {_MOST:g}",
+            ),
+            (all(abs(x) <= 1.01 for row in correlation for x in row), "correlations are -1 to 1"),
+            (0 < share <= 1, f"memory_share must be above 0 and at most 1, got {share:g}"),
+            (block >= 1, f"block_size must be at least 1, got {block}"),
+            (least >= _LEAST, f"limits in up_to must be at least {_LEAST:g}, got {least:g}"),
+            (most <= _MOST_BYTES, f"numbers must be at most {_MOST_BYTES:g}, got {most:g}"),
         ):
-            raise InputError(
-                f"profile {self.label}: parameters, spreads and scales must be 0 to {_MOST:g}, "
-                "correlations -1 to 1"
-            )
-        if not 0 < self.memory_share <= 1 or self.block_size < 1:
-            raise InputError(
-                f"profile {self.label}: memory_share must be above 0 and at most 1, block_size at "
-                f"least 1, got {self.memory_share:g} and {self.block_size}"
-            )
-        if not min(self.up_to.values(), default=1) >= _LEAST:
-            raise InputError(f"profile {self.label}: no limit in up_to may be below {_LEAST:g}")
+            if not holds:
+                raise InputError(f"profile {self.label}: {rule}")
 
     @property
     def label(self) -> str:

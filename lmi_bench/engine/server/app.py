@@ -44,7 +44,7 @@ SHUTDOWN_TIMEOUT_S = 15.0  # SageMaker kills a container 30 s after its SIGTERM
 REQUEST_TIMEOUT_S = 30.0  # of a connection's first request line and headers, and of each body
 KEEP_ALIVE_S = 75.0  # from an answer to the next request's headers; load balancers close after 60
 BACKLOG = 4096  # a load test connects all at once; the kernel caps it at somaxconn
-_LARGE_BYTES = 4 * MIB  # a body, its text, its tokens: freed, they must not keep others' memory
+_LARGE_BYTES = 4 * MIB  # such pieces (a body, its text) go back to the system when freed
 _REST_S = 0.005  # in which requests that came meanwhile are answered
 _LAST_PORT = 65_535
 _OPEN_PATHS = ("/ping", "/health")  # which a load balancer asks without a key
@@ -157,7 +157,7 @@ def steps_first() -> Iterator[None]:
     interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-4)
     gc.freeze()
-    gc.set_threshold(20_000, 5, 100)  # closed connections, which are cycles, wait for the second
+    gc.set_threshold(20_000, 5, 100)  # the second generation frees closed connections: cycles
     try:
         yield
     finally:

@@ -20,14 +20,13 @@ from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, failure, json_response
 from lmi_bench.engine.server.fields import load_json_object
-from lmi_bench.engine.server.metrics import METRICS_TYPE, render_metrics
 from lmi_bench.engine.server.openai_request import (
     ChatCall,
     CompletionCall,
     DetokenizeCall,
     OpenAiCall,
 )
-from lmi_bench.engine.server.state import ServerState
+from lmi_bench.engine.server.state import METRICS_TYPE, ServerState, render_metrics
 from lmi_bench.engine.server.tool_calls import CallFinder
 
 _DONE = b"data: [DONE]\n\n"

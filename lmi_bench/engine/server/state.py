@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final
 from urllib.parse import quote
 
@@ -26,7 +27,8 @@ from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.feed import Outbox
 from lmi_bench.models.hf_config import read_table
 
-# 1-2-5 steps from 1 ms to 500 s; powers of two up to 128 Ki tokens
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# unlike vLLM's: 1-2-5 steps from 1 ms to 500 s; powers of two up to 128 Ki tokens
 SECONDS_BOUNDS = tuple(float(f"{step}e{power}") for power in range(-3, 3) for step in (1, 2, 5))
 TOKENS_BOUNDS = tuple(float(2**power) for power in range(18))
 
@@ -191,3 +193,26 @@ class ServerState:
                 self._names_logged.add(name)
                 LOGGER.warning("ignored an unknown request parameter: %s", name)
         return {"X-Ignored-Parameters": ", ".join(shown)[:_MAX_HEADER_CHARS]}
+
+
+def render_metrics(state: ServerState) -> str:
+    """`/metrics` for Prometheus under vLLM's names; `kv_cache_usage_perc` is 0 to 1, as there."""
+    label = f'model_name="{_escape(state.model_name)}",engine="0"'
+    stats, totals = state.engine.stats(), state.totals
+    lines: list[str] = []
+    for row in METRICS:
+        name = f"vllm:{row['name']}"
+        lines += [f"# HELP {name} {row['help']}", f"# TYPE {name} {row['kind']}"]
+        if row["kind"] == "histogram":
+            lines += totals.histograms[row["name"]].samples(name, label)
+        elif row["counts"]:
+            lines.append(f"{name}{{{label}}} {attrgetter(row['counts'])(stats):.10g}")
+        else:
+            for reason, count in sorted(totals.finished.items()):
+                lines.append(f'{name}{{{label},finished_reason="{_escape(reason)}"}} {count}')
+    return "\n".join(lines) + "\n"
+
+
+def _escape(value: str) -> str:
+    """A label value, escaped for the exposition format."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -581,12 +581,18 @@ def test_no_refused_request_waits_for_a_garbage_collection(serve_toy, method, pa
     assert left == []
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/invocations"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/completions", "/v1/chat/completions", "/invocations", "/generate_stream"),
+        "/endpoints/any/invocations-response-stream",
+    ],
+)
 @pytest.mark.parametrize("leaves", [False, True])
 def test_no_ended_stream_waits_for_a_garbage_collection(serve_toy, slow_steps, path, leaves):
     async def main():
         body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
-        if path == "/invocations":
+        if not path.startswith("/v1/"):
             body = {"inputs": "a", "parameters": {"max_new_tokens": 8}}
         async with serve_toy(executor=slow_steps) as server:
             gc.collect()
