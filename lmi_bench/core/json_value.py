@@ -4,7 +4,6 @@ A value that was read keeps the order of its keys and keys that this version doe
 `to_json(from_json(content)) == content` holds for files of older and newer versions too.
 """
 
-import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -14,6 +13,7 @@ from lmi_bench.core.errors import InputError
 
 OPTIONAL: Mapping[str, object] = {"optional": True}
 """Metadata of a field whose key is left out of the file if the value is None."""
+LARGEST = 1e24  # no figure of a file is as large; what is computed of such ones is still finite
 
 
 def key_of(name: str) -> Mapping[str, object]:
@@ -42,6 +42,8 @@ class Slot(NamedTuple):
     def takes(self, value: Any) -> bool:
         """Whether a JSON value is one of the field's; NumPy's are subclasses, true is no number."""
         is_one = not isinstance(value, bool) and isinstance(value, tuple(self.accepts))
+        if is_one and isinstance(value, (int, float)):
+            return abs(value) <= LARGEST
         is_plain = self.of is None and isinstance(value, (list, tuple, Mapping))
         return (is_one or type(value) in self.accepts) and (not is_plain or _fits(value, self.kind))
 
@@ -178,7 +180,7 @@ def slot_of(name: str, annotation: Any) -> Slot:
 def check_types(kind: type, values: Mapping[str, Any], where: str) -> None:
     """Raise InputError for a value that the field of that name cannot have; other keys are passed.
 
-    kind  a dataclass; numbers must be finite, and mappings and `tuple[X, ...]` are looked into
+    kind  a dataclass; numbers must be below 1e24, and mappings and `tuple[X, ...]` are looked into
     """
     for key, annotation in get_type_hints(kind).items():
         if key in values and not _fits(values[key], annotation):
@@ -193,9 +195,9 @@ def _fits_one(value: Any, annotation: Any) -> bool:
     kind, parts = get_origin(annotation) or annotation, get_args(annotation)
     if kind is float:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and abs(value) <= sys.float_info.max
+        return is_number and abs(value) <= LARGEST
     if kind in (int, bool, str, types.NoneType):
-        return type(value) is kind
+        return type(value) is kind and (kind is not int or abs(value) <= LARGEST)
     if kind is Mapping:
         return isinstance(value, Mapping) and all(_fits(each, parts[1]) for each in value.values())
     if kind in (tuple, Sequence) and isinstance(value, (list, tuple)):
@@ -223,4 +225,6 @@ def _names(slot: Slot) -> str:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    text = text if len(text) <= 40 else f"{text[:37]}..."
+    is_large = isinstance(value, (int, float)) and abs(value) > LARGEST
+    return f"{text}, which is too large" if is_large else text

@@ -174,6 +174,7 @@ _ACCEPTED = {
     for key, hint in get_type_hints(kind).items()
 }
 _KNOWN_KINDS: set[tuple[object, ...]] = set()  # keys and types of lines that were right
+_LARGEST = 1e9  # seconds or tokens: thirty years
 _SHOWN = 40  # characters of a wrong value
 _DEFAULTS = {field.name: field.default for field in fields(Exchange) if field.name in _OPTIONAL}
 
@@ -224,6 +225,11 @@ def check_line(line: Mapping[str, Any], file: Path) -> None:
         and {*map(type, counts)} <= {int}
     ):
         problem = "token_times_s and token_counts must be as many numbers"
+    if not problem:
+        ends = [each(values, default=0) for each in (min, max) for values in (times_s, counts)]
+        ends += [value for value in line.values() if type(value) in _NUMBERS]
+        if (large := max(map(abs, ends))) > _LARGEST:
+            problem = f"no number can be {large:g}: times are seconds of the level"
     if problem:
         where = f"level {line['level']}, request {line.get('request_id')}"
         raise InputError(f"{file}: {where}: {problem}")

@@ -288,10 +288,7 @@ class OpenAiRoutes:
             )
 
     async def _generate(
-        self,
-        kind: type[OpenAiCall],
-        reply_type: type[OpenAiReply],
-        request: web.Request,
+        self, kind: type[OpenAiCall], reply_type: type[OpenAiReply], request: web.Request
     ) -> web.StreamResponse:
         """Continue a prompt or answer a chat, at once or as server-sent events."""
         state, sent = self.state, load_json_object(await request.read())
@@ -308,11 +305,7 @@ class OpenAiRoutes:
                 await streaming.complete_all(answers)
                 return json_response(reply.whole(), headers=headers)
             return await streaming.send_stream(
-                state,
-                request,
-                answers,
-                reply,
-                headers=_STREAM_HEADERS | headers,
+                state, request, answers, reply, headers=_STREAM_HEADERS | headers
             )
         finally:
             streaming.end_all(state, answers)

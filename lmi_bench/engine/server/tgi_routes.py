@@ -236,12 +236,7 @@ class TgiRoutes:
                 drop_frames(exc)
                 reply.refusal = reply.failure(exc)
             return await streaming.send_stream(
-                self._state,
-                request,
-                answers,
-                reply,
-                headers=headers,
-                headers_first=True,
+                self._state, request, answers, reply, headers=headers, headers_first=True
             )
         finally:
             streaming.end_all(self._state, answers)

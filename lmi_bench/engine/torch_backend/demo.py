@@ -19,10 +19,7 @@ from torch import Tensor
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.native_build import default_cache_dir
-from lmi_bench.engine.torch_backend.demo_vocabulary import (
-    VOCAB_SIZE,
-    demo_tokenizer_json,
-)
+from lmi_bench.engine.torch_backend.demo_vocabulary import VOCAB_SIZE, demo_tokenizer_json
 
 _VERSION: Final = "v1"  # part of the cache folder's name: increment when a file's content changes
 _SEED: Final = 20_261_121

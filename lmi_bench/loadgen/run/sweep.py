@@ -21,12 +21,7 @@ from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import RunStore
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.traces import Trace, read_trace
-from lmi_bench.core.workload import (
-    USUAL_REQUESTS_PER_USER,
-    LevelSizes,
-    LevelSpec,
-    of_sessions,
-)
+from lmi_bench.core.workload import USUAL_REQUESTS_PER_USER, LevelSizes, LevelSpec, of_sessions
 from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import num_turns
 from lmi_bench.loadgen.prompts.prompts import Prompts, no_text

@@ -21,11 +21,7 @@ from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization import rounding
-from lmi_bench.engine.torch_backend.quantization.kernels import (
-    NO_KERNELS,
-    choose_kernels,
-    on_gpu,
-)
+from lmi_bench.engine.torch_backend.quantization.kernels import NO_KERNELS, choose_kernels, on_gpu
 from lmi_bench.engine.torch_backend.weights import FLOAT_METHODS, Checkpoint, Progress
 from lmi_bench.models.spec import DecoderSpec
 
