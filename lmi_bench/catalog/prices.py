@@ -18,7 +18,6 @@ catalog, or describes another one that is built of the catalog's accelerators:
         network_gbit_per_s: 3200      # optional; also link_gb_per_s (one way), region, date
 """
 
-import csv
 import datetime as dt
 import re
 import statistics
@@ -28,12 +27,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from lmi_bench.catalog.accelerators import NO_LINK, find_accelerator
 from lmi_bench.catalog.instances import Instance, all_instances, bare_machine, find_instance
 from lmi_bench.catalog.tables import number_or_none, read_rows
-from lmi_bench.core.durable import read_text
+from lmi_bench.core.durable import parsed_yaml, read_text, table_rows
 from lmi_bench.core.errors import InputError
 
 Platform = Literal["sagemaker", "ec2", "file"]
@@ -55,10 +52,8 @@ STALE_DAYS = 90
 def load_price_list(path: Path) -> dict[str, Instance]:
     """Read a user's price list: instances by type. Raises InputError that names the entry."""
     text = read_text(path)
-    try:
-        content = _table(text) if path.suffix.lower() == ".csv" else yaml.safe_load(text)
-    except yaml.YAMLError as exc:
-        raise InputError(f"the price list {path} is not YAML: {exc}") from exc
+    is_table = path.suffix.lower() == ".csv"
+    content = _table(text, path) if is_table else parsed_yaml(text, f"the price list {path}")
     entries = content.get("prices") if isinstance(content, Mapping) else None
     if not isinstance(entries, list) or not entries:
         raise InputError(
@@ -74,15 +69,15 @@ def load_price_list(path: Path) -> dict[str, Instance]:
     return priced
 
 
-def _table(text: str) -> dict[str, list[dict[str, Any]]]:
+def _table(text: str, path: Path) -> dict[str, list[dict[str, Any]]]:
     """The rows of a CSV file as entries, without empty cells."""
     rows = [
         {
-            name.strip(): yaml.safe_load(cell)
+            name.strip(): parsed_yaml(cell, f"{path}: {name} {cell}")
             for name, cell in row.items()
             if name and (cell or "").strip()
         }
-        for row in csv.DictReader(text.splitlines())
+        for row in table_rows(text, path)
     ]
     return {"prices": [row for row in rows if row]}
 

@@ -251,9 +251,7 @@ def print_cell(listener: Terminal, name: str, result: SweepResult | None) -> Non
 
 def print_matrix(result: MatrixResult) -> None:
     """Print the table over all cells, and where the report is."""
-    print_table(
-        "Matrix", [_row(each) for each in result.cells], left=("target", "payload", "state")
-    )
+    print_table("Matrix", [*map(_row, result.cells)], left=("target", "payload", "state"))
     if result.report is not None:
         say(f"matrix folder: {result.folder}   report: {result.report}")
     if result.interrupted:

@@ -1,17 +1,24 @@
 """Reads a user's files, writes files that a kill leaves whole or absent, and locks a folder."""
 
+import csv
 import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from lmi_bench.core.errors import InputError, file_reason
 
 LOCK = ".lock"
+_LONE_SURROGATE = re.compile(
+    r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w"
+)
 UNFINISHED = ".new"  # how the name of a file ends that is being written
 
 
@@ -36,29 +43,68 @@ def read_text(path: Path) -> str:
     """The text of a user's file; raises InputError for one that cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as exc:
+    except (OSError, ValueError) as exc:  # its name or its text is none
         raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+
+
+def whole_characters(text: str) -> str:
+    """The JSON text with U+FFFD for each half of a surrogate pair, which no file can hold."""
+    return _LONE_SURROGATE.sub(r"\\ufffd", text) if r"\ud" in text or r"\uD" in text else text
+
+
+def parsed_json(text: str) -> Any:
+    """The value of a JSON text; numbers of more than 64 bits are floats, as JavaScript has them.
+
+    Python's own parser takes NaN, and Infinity, which SGLang writes. Raises ValueError and
+    RecursionError for other text.
+    """
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        is_short = re.compile(r"-?\d{1,18}").fullmatch
+        return json.loads(
+            whole_characters(text),
+            parse_int=lambda digits: int(digits) if is_short(digits) else float(digits),
+        )
 
 
 def json_values(text: str, source: object) -> list[Any]:
     """The values in JSON lines, in a JSON list, or the one of a JSON document.
 
-    Python's own parser takes Infinity, which SGLang writes. Raises InputError for other text.
+    Raises InputError for other text.
     """
     place = ""
     try:
         try:
-            content = json.loads(text)
+            content = parsed_json(text)
         except ValueError:
             if text.lstrip().startswith("["):
                 raise
             content = []
             for number, line in enumerate(text.splitlines(), start=1):
                 place = f"line {number} of "
-                content += [json.loads(line)] if line.strip() else []
+                content += [parsed_json(line)] if line.strip() else []
     except (ValueError, RecursionError) as exc:
         raise InputError(f"{place}{source} is neither JSON lines nor JSON: {exc}") from exc
     return content if isinstance(content, list) else [content]
+
+
+def parsed_yaml(text: str, source: object) -> Any:
+    """The content of a YAML text; raises InputError for another, such as one with a 13th month."""
+    import yaml  # most commands read none
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise InputError(f"{source} is not YAML: {' '.join(str(exc).split())}") from exc
+
+
+def table_rows(text: str, source: object) -> list[dict[str, Any]]:
+    """The rows of a CSV file; raises InputError for another, such as one with vast cells."""
+    try:
+        return list(csv.DictReader(text.splitlines()))
+    except csv.Error as exc:
+        raise InputError(f"{source} is no table: {exc}") from exc
 
 
 def append_and_sync(path: Path, data: bytes) -> None:

@@ -13,7 +13,7 @@ from lmi_bench.core.errors import InputError
 
 OPTIONAL: Mapping[str, object] = {"optional": True}
 """Metadata of a field whose key is left out of the file if the value is None."""
-LARGEST = 1e24  # no figure of a file is as large; what is computed of such ones is still finite
+LARGEST = 2.0**63  # no figure of a file is as large; what is computed of such ones is finite
 
 
 def key_of(name: str) -> Mapping[str, object]:
@@ -180,7 +180,7 @@ def slot_of(name: str, annotation: Any) -> Slot:
 def check_types(kind: type, values: Mapping[str, Any], where: str) -> None:
     """Raise InputError for a value that the field of that name cannot have; other keys are passed.
 
-    kind  a dataclass; numbers must be below 1e24, and mappings and `tuple[X, ...]` are looked into
+    kind  a dataclass; numbers must be below 2**63, and mappings and `tuple[X, ...]` are looked into
     """
     for key, annotation in get_type_hints(kind).items():
         if key in values and not _fits(values[key], annotation):

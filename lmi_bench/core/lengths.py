@@ -14,6 +14,7 @@ from typing import Literal
 
 from lmi_bench.core.errors import InputError
 
+MOST_TOKENS = 100_000_000  # of a request; contexts have 10 million
 Kind = Literal["fixed", "uniform", "normal", "lognormal", "empirical"]
 _TAIL = 4.0
 _PATTERN = re.compile(r"(fixed|uniform|normal|lognormal)\(\s*([0-9.,\s]+)\)")
@@ -122,9 +123,12 @@ def parse_seconds(text: str) -> Pauses:
 def _numbers(text: str) -> list[float]:
     """Numbers between commas; empty if one of them is none."""
     try:
-        return [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
         return []
+    if not max(numbers) <= MOST_TOKENS:
+        raise InputError(f"{text[:40]}: more than {MOST_TOKENS:,} are of no request")
+    return numbers
 
 
 def _empirical(text: str) -> LengthDistribution | None:
@@ -138,7 +142,8 @@ def _empirical(text: str) -> LengthDistribution | None:
         weights = tuple(float(pair[1]) if len(pair) > 1 else 1.0 for pair in pairs)
     except ValueError:
         return None
-    if any(len(pair) > 2 for pair in pairs) or min(values) < 1 or min(weights) <= 0:
+    is_wrong = min(values) < 1 or min(weights) <= 0 or max(*values, *weights) > MOST_TOKENS
+    if is_wrong or any(len(pair) > 2 for pair in pairs):
         return None
     mean = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
     return LengthDistribution("empirical", mean, 0.0, max(values), values, weights)

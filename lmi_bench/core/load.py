@@ -7,6 +7,7 @@ from lmi_bench.core.errors import InputError
 
 ArrivalProcess = Literal["constant", "poisson", "gamma", "trace"]
 LoadAxis = Literal["concurrency", "rate_per_s"]
+MOST = 10**7  # users, or requests a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,10 @@ class Load:
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate_per_s is None):
             raise InputError("a level has either a concurrency or a rate_per_s")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise InputError(f"concurrency must be at least 1, got {self.concurrency}")
-        if self.rate_per_s is not None and self.rate_per_s <= 0:
-            raise InputError(f"rate_per_s must be above 0, got {self.rate_per_s:g}")
+        if self.concurrency is not None and not 1 <= self.concurrency <= MOST:
+            raise InputError(f"concurrency must be 1 to {MOST:,}, got {self.concurrency}")
+        if self.rate_per_s is not None and not 0 < self.rate_per_s <= MOST:
+            raise InputError(f"rate_per_s must be above 0, to {MOST:,}, got {self.rate_per_s:g}")
         if self.burstiness <= 0 or self.ramp_s < 0:
             raise InputError(
                 f"burstiness must be above 0 and ramp_s at least 0, got {self.burstiness:g} and "

@@ -7,7 +7,6 @@ A request's record is one line of requests.jsonl, of plain JSON values.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Self, get_type_hints, overload
 
 from lmi_bench.core.errors import InputError, TargetError
@@ -130,9 +129,7 @@ def with_start_marked(
     """A level's records, with the first request of each user marked if enough others remain."""
     if not spec.left_out_of(len(records)):
         return tuple(records)
-    return tuple(
-        replace(each, at_start=True) if is_at_start(each, spec) else each for each in records
-    )
+    return tuple(replace(one, at_start=True) if is_at_start(one, spec) else one for one in records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +171,7 @@ _ACCEPTED = {
     for key, hint in get_type_hints(kind).items()
 }
 _KNOWN_KINDS: set[tuple[object, ...]] = set()  # keys and types of lines that were right
-_LARGEST = 1e9  # seconds or tokens: thirty years
+MOST_TIME_S = 1e9  # thirty years; no count of tokens is as large either
 _SHOWN = 40  # characters of a wrong value
 _DEFAULTS = {field.name: field.default for field in fields(Exchange) if field.name in _OPTIONAL}
 
@@ -214,7 +211,7 @@ def request_line(
     return line
 
 
-def check_line(line: Mapping[str, Any], file: Path) -> None:
+def check_line(line: Mapping[str, Any], file: object) -> None:
     """Raise InputError for a line that is no record's: what is missing, or has another type."""
     kinds = (*line, *map(type, line.values()))
     problem = _problem_of(line) if kinds not in _KNOWN_KINDS else ""
@@ -228,8 +225,9 @@ def check_line(line: Mapping[str, Any], file: Path) -> None:
     if not problem:
         ends = [each(values, default=0) for each in (min, max) for values in (times_s, counts)]
         ends += [value for value in line.values() if type(value) in _NUMBERS]
-        if (large := max(map(abs, ends))) > _LARGEST:
-            problem = f"no number can be {large:g}: times are seconds of the level"
+        ends.append(sum(times_s) * 0)  # else 0 only where one is no number
+        if large := [value for value in ends if not abs(value) <= MOST_TIME_S]:
+            problem = f"no number can be {large[0]:g}: times are seconds of the level"
     if problem:
         where = f"level {line['level']}, request {line.get('request_id')}"
         raise InputError(f"{file}: {where}: {problem}")
@@ -251,9 +249,7 @@ def record_of(line: Mapping[str, Any]) -> RequestRecord:
         tuple(line["token_counts"]),
         **{name: line[name] for name in _OF_EXCHANGE if name in line},
     )
-    return RequestRecord(
-        exchange=exchange, **{name: line[name] for name in _OF_RECORD if name in line}
-    )
+    return RequestRecord(exchange=exchange, **{key: line[key] for key in _OF_RECORD if key in line})
 
 
 class StoredRecords(Sequence[RequestRecord]):

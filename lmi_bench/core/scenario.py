@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from lmi_bench.core.durable import read_text
+from lmi_bench.core.durable import parsed_yaml, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario_fields import Positive, Text, TopFields
 from lmi_bench.core.scenario_sections import (
@@ -216,10 +215,7 @@ def _follows(error: Mapping[str, Any]) -> bool:
 
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file; raises InputError for one that cannot be read."""
-    try:
-        return yaml.safe_load(read_text(path))
-    except yaml.YAMLError as exc:
-        raise InputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
+    return parsed_yaml(read_text(path), path)
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -25,8 +25,15 @@ from typing import Any, Final
 
 from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.lengths import LengthDistribution, Pauses, parse_lengths, parse_seconds
-from lmi_bench.core.traces import BAILIAN_BLOCK_TOKENS
+from lmi_bench.core.lengths import (
+    MOST_TOKENS,
+    LengthDistribution,
+    Pauses,
+    parse_lengths,
+    parse_seconds,
+)
+from lmi_bench.core.records import MOST_TIME_S
+from lmi_bench.core.traces import BAILIAN_BLOCK_TOKENS, MOST_STAMP_S
 
 WEKA_BLOCK_TOKENS: Final = 64
 _LAUNCHED: Final = "async_launched"  # a sub-agent that its parent does not wait for
@@ -93,8 +100,10 @@ class _Recorded:
     after: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.start_s) or not math.isfinite(self.took_s):
-            raise ValueError("times must be finite")
+        if not (abs(self.start_s) <= MOST_STAMP_S and abs(self.took_s) <= MOST_TIME_S):
+            raise ValueError("times must be finite, and of this epoch")
+        if max(self.input_tokens, self.output_tokens) > MOST_TOKENS:
+            raise ValueError(f"a request has more than {MOST_TOKENS:,} tokens")
 
     @property
     def end_s(self) -> float:
@@ -107,6 +116,8 @@ def _session(found: Sequence[_Recorded], idle_cap_s: float | None) -> Session:
     for each in found:
         ends_s = [found[number].end_s - shifts_s[found[number].start_s] for number in each.after]
         wait_s = each.start_s - shifts_s[each.start_s] - max(ends_s, default=0.0)
+        if wait_s > MOST_TIME_S:
+            raise ValueError("a request waits for more than 30 years")
         tokens = each.input_tokens, each.output_tokens
         requests.append(SessionRequest(*tokens, each.parts, each.after, max(0.0, wait_s)))
     return tuple(requests)

@@ -11,15 +11,16 @@ Conversations are JSON lines, or one JSON list, of ShareGPT's `conversations` ([
 answer only the length is used: a replay continues from the answers that it gets.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.core.durable import json_values, read_text
+from lmi_bench.core.durable import json_values, read_text, table_rows
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.lengths import MOST_TOKENS
+from lmi_bench.core.records import MOST_TIME_S
 from lmi_bench.core.units import ms_to_s
 
 _USER, _ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
@@ -101,6 +102,7 @@ _MOONCAKE = ("timestamp", "input_length", "output_length")
 MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 """Tokens of a prompt in a block with a hash id; the last block may be shorter."""
 _BLOCK_SIZES = tuple(2**power for power in range(3, 13))  # tried where a trace's own does not fit
+MOST_STAMP_S = 1e11  # of a time stamp: the year 5138
 _MAY_MISFIT = 0.01  # share of requests whose number of ids may differ from their blocks
 
 
@@ -116,6 +118,13 @@ class TraceRequest:
     input_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (
+            not abs(self.at_s) <= MOST_STAMP_S
+            or max(self.input_tokens, self.output_tokens) > MOST_TOKENS
+        ):
+            raise ValueError(f"a time or a length is no trace's: {self}"[:200])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +155,7 @@ def read_trace(path: Path) -> Trace:
     for number, row in enumerate(rows, start=1):
         try:
             request = _request(row)
-        except (ValueError, TypeError, KeyError) as exc:
+        except (ValueError, TypeError, KeyError, OverflowError) as exc:
             raise InputError(f"{path}: request {number} cannot be read: {exc}") from exc
         if request.input_tokens > 0 and request.output_tokens > 0:
             kept.append(request)
@@ -154,6 +163,8 @@ def read_trace(path: Path) -> Trace:
     if len(kept) < 2 or kept[-1].at_s == kept[0].at_s:
         raise InputError(f"{path} holds no two requests at different times: it has no rate")
     start_s = kept[0].at_s
+    if kept[-1].at_s - start_s > MOST_TIME_S:
+        raise InputError(f"{path}: from its first to its last request are more than 30 years")
     requests = tuple(replace(request, at_s=request.at_s - start_s) for request in kept)
     try:
         return Trace(requests, block_tokens_of(rows[0], requests))
@@ -193,7 +204,7 @@ def _rows(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
     if text.lstrip().startswith(("{", "[")):
         rows, kinds = _entries(path, text), [_MOONCAKE]
     else:
-        rows, kinds = [*csv.DictReader(text.splitlines())], [_AZURE, _BURSTGPT]
+        rows, kinds = table_rows(text, path), [_AZURE, _BURSTGPT]
     if not rows or not any(set(kind) <= rows[0].keys() for kind in kinds):
         if rows and isinstance(rows[0].get("requests"), list):
             raise InputError(f"{path} holds agent sessions: give it as --agent-trace")

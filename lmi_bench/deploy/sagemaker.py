@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
-import yaml
 from botocore.loaders import Loader
 from botocore.model import ServiceModel, Shape
 from botocore.validate import ParamValidator
 
 from lmi_bench.analysis.model.memory import weight_bytes
 from lmi_bench.catalog.templates import Tag, as_yaml, filled, read_template
+from lmi_bench.core.durable import parsed_yaml
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB, MIB
 from lmi_bench.deploy.images import Container
@@ -83,10 +83,7 @@ def _set_parameter(requests: Requests, text: str) -> None:
         raise InputError(
             f"--set {text}: write OPERATION.PATH=VALUE with an operation of {', '.join(requests)}"
         )
-    try:
-        content = yaml.safe_load(value)
-    except yaml.YAMLError as exc:
-        raise InputError(f"--set {text}: {value} is not YAML") from exc
+    content = parsed_yaml(value, f"--set {text}: {value}")
     found: Any = requests[operation]
     try:
         for name in path[:-1]:

@@ -15,6 +15,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.folder import read_object
 
@@ -46,14 +47,15 @@ class ChatTemplate:
         source: Any
         for where in (folder / "chat_template.jinja", folder / "chat_template.json"):
             if where.is_file():
-                source = where.read_text(encoding="utf-8")
+                source = read_text(where)
                 if where.suffix == ".json":
                     source = _object_of(where).get("chat_template", "")
                 break
         else:
             source, where = config.get("chat_template"), folder / _CONFIG
             if isinstance(source, list):  # several by name
-                source = {each.get("name"): each.get("template") for each in source}.get("default")
+                named = [each for each in source if isinstance(each, dict)]
+                source = {str(one.get("name")): one.get("template") for one in named}.get("default")
         if not isinstance(source, str):
             return None
         older = _object_of(folder / "special_tokens_map.json")

@@ -47,9 +47,7 @@ class SimulatedExecutor:
             return StepOutput(entry.seq_id)
         first = entry.first_position
         count = tokens_gained(self._draft_acceptance, entry.seq_id, first, entry.draft_length)
-        token_ids = tuple(
-            _token_id(position, entry.sampling) for position in range(first, first + count)
-        )
+        token_ids = tuple(_token_id(at, entry.sampling) for at in range(first, first + count))
         return StepOutput(
             entry.seq_id, token_ids, (0.0,) * count if entry.sampling.logprobs else None
         )

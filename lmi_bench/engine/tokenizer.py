@@ -210,8 +210,9 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         value = read_object(path).get("eos_token_id") if path.is_file() else None
-        if isinstance(value, int):
-            return (value,)
-        if isinstance(value, list):
-            return tuple(int(token_id) for token_id in value)
+        found = value if isinstance(value, list) else [value]
+        if value is not None and not all(type(each) is int for each in found):
+            raise InputError(f"{path}: eos_token_id must be a whole number or a list of such")
+        if value is not None:
+            return tuple(found)
     return ()

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import orjson
 import pandas as pd
 
+from lmi_bench.core.durable import parsed_json, whole_characters
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.listener import SILENT, Listener
 
@@ -139,7 +139,7 @@ class LogFile:
             if not line.strip():
                 continue
             try:
-                values = [_parsed(line)]
+                values = [parsed_json(line)]
             except ValueError:
                 if is_first:
                     values = list(self._document(line + "".join(lines)))
@@ -151,7 +151,7 @@ class LogFile:
 
     def _document(self, text: str) -> Iterator[Any]:
         """JSON values one after another; a line that cannot be read is left out."""
-        decoder, at = json.JSONDecoder(), 0
+        decoder, at, text = json.JSONDecoder(), 0, whole_characters(text)
         while at < len(text):
             if text[at] in " \t\r\n,":
                 at += 1
@@ -302,7 +302,7 @@ def as_object(value: object) -> object:
     """The value, parsed if it is a JSON object in a cell of a table."""
     if isinstance(value, str) and value.startswith("{"):
         try:
-            return json.loads(value)
+            return parsed_json(value)
         except ValueError:
             return value
     return value
@@ -319,14 +319,6 @@ def as_number(value: object) -> float | None:
     except ValueError:
         return None
     return math.inf if math.isnan(number) else number
-
-
-def _parsed(line: str) -> Any:
-    """A line of JSON; NaN and huge integers too, which the fast parser refuses."""
-    try:
-        return orjson.loads(line)
-    except ValueError:
-        return json.loads(line)
 
 
 @contextmanager

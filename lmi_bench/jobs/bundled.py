@@ -166,9 +166,7 @@ def _score_lengths(
     listener: Listener,
 ) -> dict[int, Score]:
     parts = open_torch_engine(model, engine, listener)
-    usable = [
-        length for length in wanted if length <= min(parts.config.max_model_len, len(token_ids))
-    ]
+    usable = [size for size in wanted if size <= min(parts.config.max_model_len, len(token_ids))]
     name = engine.rope_scaling or AS_TRAINED
 
     async def all_windows() -> dict[int, Score]:

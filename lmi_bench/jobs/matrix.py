@@ -13,6 +13,7 @@ from pydantic import Field
 from lmi_bench.analysis.results.gate import OUTCOMES, Outcome
 from lmi_bench.core.durable import write_text, write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.json_value import check_types
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
@@ -26,7 +27,9 @@ from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
 from lmi_bench.report.live import REPORT_FILE
 from lmi_bench.targets.bench import Access
 
-_TARGET_FIELDS = ("name", "instance", "price_per_hour", "api_key_env")  # in the order of Cell
+_TARGET_FIELDS = {
+    "instance": "instance", "price_per_hour": "usd_per_hour", "api_key_env": "api_key_env",
+}  # fmt: skip
 
 
 class _MatrixFile(Section):
@@ -87,9 +90,7 @@ def read_matrix(path: Path) -> list[Cell]:
     matrix = checked(_MatrixFile, read_yaml(path), source=str(path), expected=expected)
     targets = [_target(entry) for entry in matrix.targets]
     payloads = [_payload(entry, path.parent) for entry in matrix.payloads]
-    cells = [
-        _cell(path, target, payload, matrix.defaults) for target in targets for payload in payloads
-    ]
+    cells = [_cell(path, one, payload, matrix.defaults) for one in targets for payload in payloads]
     folders = [cell.folder for cell in cells]
     for cell in cells:
         if folders.count(cell.folder) > 1:
@@ -114,22 +115,25 @@ def _payload(entry: str | dict[str, Any], base: Path) -> dict[str, Any]:
     if "name" not in entry:
         raise InputError(f"matrix: the payload {entry} has no `name`")
     fields = {name: value for name, value in entry.items() if name != "target"}
-    workload = dict(fields.get("workload") or {})
-    for name in ("dataset", "trace", "conversations"):
-        if workload.get(name):
-            workload[name] = str(base / workload[name])
-    return {**fields, **({"workload": workload} if workload else {})}
+    if isinstance(workload := fields.get("workload"), dict):  # else the scenario's check says so
+        for name in ("dataset", "trace", "conversations"):
+            if isinstance(file := workload.get(name), str) and file:
+                workload = workload | {name: str(base / file)}
+        fields["workload"] = workload
+    return fields
 
 
 def _cell(
     path: Path, target: dict[str, Any], payload: dict[str, Any], defaults: Mapping[str, Any]
 ) -> Cell:
-    stated = {name: value for name, value in target.items() if name not in _TARGET_FIELDS}
+    own = ("name", *_TARGET_FIELDS)
+    stated = {name: value for name, value in target.items() if name not in own}
     fields = _merged(_merged(defaults, payload), stated)
     fields["name"] = f"{payload['name']} on {target['name']}"
     scenario = parse_scenario(fields, source=f"{path}, {fields['name']}")
-    known: list[Any] = [target.get(name) for name in _TARGET_FIELDS[1:]]
-    return Cell(str(target["name"]), str(payload["name"]), scenario, *known)
+    known: dict[str, Any] = {field: target.get(name) for name, field in _TARGET_FIELDS.items()}
+    check_types(Cell, known, f"{path}, {fields['name']}")
+    return Cell(str(target["name"]), str(payload["name"]), scenario, **known)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -329,9 +329,7 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
     if ours:
         base = base or BUNDLED_CPU_PRIOR
     local = _this_machine(settings, base) if base is not None and ours else None
-    placed = [
-        _placed(settings, run, index, len(runs), local=local) for index, run in enumerate(runs)
-    ]
+    placed = [_placed(settings, run, at, len(runs), local=local) for at, run in enumerate(runs)]
     closed = [each for each in placed if from_run.has_closed_loop(each.run)]
     profile, accuracy = base or from_run.prior_for_run(first, ()), None
     if closed:

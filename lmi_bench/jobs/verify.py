@@ -20,7 +20,7 @@ from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.slo_results import DECIDED, SloResult, check_slo
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.core.durable import write_text
+from lmi_bench.core.durable import read_text, write_text
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.listener import SILENT, Listener
@@ -203,9 +203,7 @@ def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
     """The planned engine for a simulated target; raises InputError if it cannot be simulated."""
     setting = plan.best.setting
     dtype = setting.dtype or plan.answer.question.dtype
-    impossible = [
-        name for name in ("kv_dtype", "cuda_graphs") if getattr(setting, name) is not None
-    ]
+    impossible = [key for key in ("kv_dtype", "cuda_graphs") if getattr(setting, key) is not None]
     if impossible:
         raise InputError(
             f"sim: cannot be set to the plan's {', '.join(impossible)}: verify on a real endpoint"
@@ -246,7 +244,7 @@ def _profile_for(plan: SavedRecommendation, folder: Path) -> str | None:
 def known_profile(plan: SavedRecommendation, path: Path) -> EngineProfile:
     """The profile to refine: the file's, else the plan's. Raises InputError if there is neither."""
     if path.exists():
-        return profile_from_json(path.read_text(encoding="utf-8"))
+        return profile_from_json(read_text(path))
     if plan.profile_document is None:
         raise InputError(
             f"the plan contains no profile: run recommend --json again, or put a profile at {path}"

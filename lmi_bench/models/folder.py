@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.core.durable import read_text, write_text
+from lmi_bench.core.durable import parsed_json, read_text, write_text
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.models.hf_config import shape_from_hf_config
@@ -71,8 +71,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; InputError if the file cannot be read or holds none."""
     try:
-        content = json.loads(read_text(path))
-    except ValueError as exc:
+        content = parsed_json(read_text(path))
+    except (ValueError, RecursionError) as exc:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object")

@@ -4,10 +4,11 @@ Read from a model's config.json (`hf_config`) or the catalog. Parameters are cou
 the dtype is chosen when the model is served.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from lmi_bench.core.errors import InputError
 
+_LARGEST = 10**15  # thousand times the parameters of the largest model
 _COUNTS = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"),
     *("max_positions", "params_total", "params_active"),
@@ -75,6 +76,10 @@ class ModelShape:
                 raise InputError(
                     f"model {self.name!r}: {name} must be at least 1, got {getattr(self, name)}"
                 )
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int) and value > _LARGEST:
+                raise InputError(f"model {self.name!r}: {each.name} cannot be {value:.0e}")
         if self.num_heads % self.num_kv_heads:
             raise InputError(
                 f"model {self.name!r}: {self.num_heads} query heads cannot share "

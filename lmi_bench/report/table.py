@@ -113,9 +113,7 @@ def console_rows(
     text: Callable[[Cell], str] = lambda cell: cell.text,
 ) -> list[dict[str, str]]:
     """The items as console rows, all with the same keys; text: of a cell, such as `bracketed`."""
-    return [
-        {each.console: text(each.of(item)) for each in fields if each.console} for item in items
-    ]
+    return [{one.console: text(one.of(item)) for one in fields if one.console} for item in items]
 
 
 def bracketed(cell: Cell) -> str:

@@ -104,9 +104,7 @@ def generator_line(lines: Sequence[Level]) -> str | None:
             parts.append(text)
     if not parts:
         return None
-    clocks = ", ".join(
-        sorted({_CLOCKS.get(clock := str(check.timestamps), clock) for check in checks})
-    )
+    clocks = ", ".join(sorted({_CLOCKS.get(clock := str(one.timestamps), clock) for one in checks}))
     readers = ", ".join(sorted({check.receiver for check in checks if check.receiver}))
     receiver = f", {readers} receiver" if readers else ""
     apart_ms = max((check.clock_error_bound_ms or 0.0 for check in checks), default=0.0)

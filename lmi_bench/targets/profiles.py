@@ -6,6 +6,7 @@ from pathlib import Path
 from lmi_bench.analysis.model import builtin_profiles
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
 from lmi_bench.catalog.fresh_prices import fresh_prices_file
+from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import GIB
@@ -83,13 +84,10 @@ def kept_profiles() -> dict[str, EngineProfile]:
 
 
 def _read(path: Path) -> EngineProfile:
+    if not path.exists():
+        raise InputError(f"--profile {path}: no such file, nor one of {', '.join(SHIPPED)}")
+    text = read_text(path)
     try:
-        return profile_from_json(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise InputError(
-            f"--profile {path}: no such file ({exc.strerror}), nor one of {', '.join(SHIPPED)}"
-        ) from exc
-    except UnicodeDecodeError as exc:
-        raise InputError(f"--profile {path} is not a text file") from exc
+        return profile_from_json(text)
     except InputError as exc:
         raise InputError(f"{path}: {exc}") from exc

@@ -1,59 +1,23 @@
 """Run folders, recommendations and profiles with wrong values or torn bytes: one line each.
 
-LMI_BENCH_FUZZ is the number of damaged files (`make fuzz`: 100,000), LMI_BENCH_FUZZ_SEED where
-their seeds begin. A failure names the seed; the same seed damages the same file in the same way.
+LMI_BENCH_FUZZ is the number of damaged files, here and in test_damaged_inputs (`make fuzz`:
+100,000), LMI_BENCH_FUZZ_SEED where their seeds begin. A failure names the seed; the same seed
+damages the same file in the same way.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
-import random
 import shutil
-import signal
-import traceback
-from copy import deepcopy
 from importlib import resources
 
-import click
 import pytest
-import typer.main
 
-from lmi_bench.cli.main import app
-from lmi_bench.core.errors import LmiBenchError
-from tests.fuzz.torn import torn
+from tests.fuzz.damage import SEED, call, damage, find
 
-NUMBER = int(os.environ.get("LMI_BENCH_FUZZ", "120"))
-SEED = int(os.environ.get("LMI_BENCH_FUZZ_SEED", "0"))
-BATCHES = 6 if NUMBER <= 1000 else 100
-MOST_S = 20
-NASTY = (
-    *(None, True, -1, 0, 1e308, -5.5, float("nan"), 10**400, 2**70, 1e-320),
-    *("", "x", "<script>", "inf", "9" * 300, "\ud800", "../../x", "2026-13-45"),
-    *([], {}, [1], {"a": 1}, [[[[1]]]]),
-)
-COMMANDS = typer.main.get_command(app)  # made once: half of a call's time
-
-
-class HangError(Exception):
-    """A command took longer than any of these may."""
-
-
-def call(*arguments):
-    """What a command prints; errors that lmi-bench or click explain are none."""
-    out, explained = (
-        io.StringIO(),
-        (LmiBenchError, SystemExit, click.exceptions.Exit, click.UsageError),
-    )
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(out),
-        contextlib.suppress(*explained),
-    ):
-        COMMANDS.main([str(each) for each in arguments], standalone_mode=False)
-    return out.getvalue()
+NUMBER = int(os.environ.get("LMI_BENCH_FUZZ", "240")) // 2
+BATCHES = 6 if NUMBER <= 1000 else 50
 
 
 @pytest.fixture(scope="module")
@@ -72,41 +36,6 @@ def base(tmp_path_factory):
     return folder
 
 
-def places(value, place=()):
-    """Every place in a JSON value, of a list the first six."""
-    yield place
-    inner = value.items() if isinstance(value, dict) else ()
-    inner = enumerate(value[:6]) if isinstance(value, list) else inner
-    for key, each in inner:
-        yield from places(each, (*place, key))
-
-
-def wrong(value, draw):
-    """The value with one to three wrong values, or without a key."""
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        place = draw.choice([*places(value)])
-        if not place:
-            return deepcopy(draw.choice(NASTY))
-        holder = value
-        for key in place[:-1]:
-            holder = holder[key]
-        if isinstance(holder, dict) and draw.random() < 0.2:
-            del holder[place[-1]]
-        else:
-            holder[place[-1]] = deepcopy(draw.choice(NASTY))
-    return value
-
-
-def damage(file, draw):
-    if draw.random() < 0.25:
-        file.write_bytes(torn(file.read_bytes(), draw))
-        return
-    lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
-    at = draw.randrange(len(lines))
-    lines[at] = json.dumps(wrong(json.loads(lines[at]), draw))
-    file.write_text("\n".join(lines) + "\n")
-
-
 def one(base, folder, draw):
     """Damage a file and give it to a command that reads it."""
     run, rec, profile = (folder / each for each in ("run", "rec.json", "profile.json"))
@@ -114,6 +43,7 @@ def one(base, folder, draw):
     of_runs = (
         ("report", run, "-o", folder / "o.html", "--markdown", folder / "o.md"),
         ("gate", run, "--slo", "ttft_p90<=1s"),
+        ("gate", base / "run", "--baseline", run),
         ("compare", base / "run", run),
         ("compare", run, base / "run"),
         ("export", run, "--format", "llm-d", "-o", folder / "e"),
@@ -145,24 +75,8 @@ def one(base, folder, draw):
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_a_damaged_file_ends_in_one_line(base, tmp_path, batch):
-    def too_long(*_):
-        raise HangError
-
-    failed = []
-    before = signal.signal(signal.SIGALRM, too_long)
-    for seed in range(SEED + batch, SEED + NUMBER, BATCHES):
-        folder = tmp_path / "damaged"
-        signal.alarm(MOST_S)
-        try:
-            one(base, folder, random.Random(seed))
-        except Exception as exc:  # noqa: BLE001 - what ends otherwise is the finding
-            place = traceback.extract_tb(exc.__traceback__)[-1]
-            failed.append(f"seed {seed}: {exc!r:.80} at {place.filename}:{place.lineno}")
-        finally:
-            signal.alarm(0)
-            shutil.rmtree(folder, ignore_errors=True)
-    signal.signal(signal.SIGALRM, before)
-    assert failed == []
+    seeds = range(SEED + batch, SEED + NUMBER, BATCHES)
+    assert find(seeds, tmp_path, lambda folder, draw: one(base, folder, draw)) == []
 
 
 @pytest.mark.parametrize(

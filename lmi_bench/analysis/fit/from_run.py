@@ -29,6 +29,7 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.json_value import JsonValue
+from lmi_bench.core.lengths import MOST_TOKENS
 from lmi_bench.core.level import GENERATOR_LIMITED, Level
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import ms_to_s
@@ -41,7 +42,6 @@ _DRAWN_LENGTHS = (
     "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
 )  # fmt: skip
 _ENGINES = ("vllm", "sglang", "tgi", "tensorrt")  # names that servers report
-_MOST_TOKENS = 100_000_000  # of a request; contexts have 10 million
 _ACCURACY_KEYS = ("throughput_tokens_per_s", "latency_ms_per_token", "ttft_ms", "tpot_ms")
 
 
@@ -149,8 +149,8 @@ def cells_from_run(
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
-        if input_tokens + answered_tokens > _MOST_TOKENS:
-            raise InputError(f"{run.path}: a level has more than {_MOST_TOKENS:,} tokens a request")
+        if input_tokens + answered_tokens > MOST_TOKENS:
+            raise InputError(f"{run.path}: a level has more than {MOST_TOKENS:,} tokens a request")
         most = None
         if (limits := facts.scheduler) is not None:  # on running sequences
             held = limits.num_blocks * limits.block_size // (input_tokens + output_tokens)
@@ -374,9 +374,7 @@ def profile_of_fit(
         version=profile.version if version is None else version,
         fitted_on=fitted_on,
         fitted_date=fitted_date,
-        accelerators=tuple(
-            dict.fromkeys(cell.setup.instance.accelerator.name for cell in fit.cells)
-        ),
+        accelerators=tuple(dict.fromkeys(one.setup.instance.accelerator.name for one in fit.cells)),
         models=tuple(dict.fromkeys(cell.setup.shape.name for cell in fit.cells)),
         log_sd={fit.names[index]: float(sd[index]) for index in parameters},
         log_correlation=tuple(tuple(row) for row in whole.tolist()),

@@ -10,7 +10,6 @@ requests at a rate. `dtype` is of the weights, `kv_dtype` of the cache. Tables o
 columns and empty fields are ignored.
 """
 
-import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,8 @@ from lmi_bench.analysis.model.setup import ACCEPTANCE, Parallelism, PrefillPool,
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.durable import read_text, table_rows
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.units import ms_to_s
 
@@ -65,11 +65,7 @@ class TableRow:
 
 def read_table(path: Path) -> list[TableRow]:
     """Every line of a table, in order. Raises InputError where the file is not such a table."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+    rows = table_rows(read_text(path), path)
     if not rows:
         raise InputError(f"{path} has no line below its heading")
     missing = [name for name in _REQUIRED if name not in rows[0]]

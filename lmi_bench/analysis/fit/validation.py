@@ -139,9 +139,7 @@ def fitted_rows(
         base = prior(engine, _cells([*group, *known]))
         known = [_with_measured_limits(base, row) for row in known]
         started = prior_fit(base, _cells(group))
-        known = [
-            row for row in known if row.cell is not None and can_run(started.profile, row.cell)
-        ]
+        known = [row for row in known if row.cell and can_run(started.profile, row.cell)]
         fit = fit_unstated(base, _cells(known)) if known else started
         if calibrate_on is None:  # a line that repeats a chosen one is not chosen itself
             chosen = {row.number for row in known}

@@ -56,9 +56,7 @@ def attainment(
         quantile = QUANTILES.get(slo.statistic)
         needed = 1 if quantile is None else samples_needed(quantile)
         own_s, rows = columns.values_s(slo.metric, open_loop=open_loop)
-        found = [
-            Latencies({slo.metric: own_s[each[rows]]}) for each in among if each.sum() >= needed
-        ]
+        found = [Latencies({slo.metric: own_s[one[rows]]}) for one in among if one.sum() >= needed]
         values_s = [each.statistic_s(slo.metric, slo.statistic) for each in found]
         return s_to_ms(max(values_s)) if values_s else None
 

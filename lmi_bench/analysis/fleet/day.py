@@ -7,7 +7,6 @@ that arrive meanwhile miss the SLO. So target tracking keeps each machine at C_s
 start_s), with the steepest relative growth g of the load. Load is a fluid, without single requests.
 """
 
-import csv
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -18,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.fleet.start_up import StartUp
+from lmi_bench.core.durable import read_text, table_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import SECONDS_PER_HOUR
 
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0
+_NOTHING, _MOST_PER_S = 1e-9, 1e9
 SHAPES = ("flat", "office", "sine")
 
 
@@ -36,11 +37,11 @@ class LoadCurve:
     def __post_init__(self) -> None:
         if len(self.times_s) != len(self.rates_per_s) or not self.times_s:
             raise InputError("a load curve needs at least one point, each a time and a rate")
-        if any(b <= a for a, b in zip(self.times_s, self.times_s[1:], strict=False)):
-            raise InputError("the times of a load curve must rise")
-        if self.times_s[0] < 0 or self.times_s[-1] > DAY_S:
+        if any(not a + 1 <= b for a, b in zip(self.times_s, self.times_s[1:], strict=False)):
+            raise InputError("the times of a load curve must rise, by a second or more")
+        if not (self.times_s[0] >= 0 and self.times_s[-1] <= DAY_S):
             raise InputError("a load curve covers one day: hours 0 to 24")
-        if any(not 0 <= rate < math.inf for rate in self.rates_per_s) or not self.peak_per_s:
+        if any(not 0 <= rate <= _MOST_PER_S for rate in self.rates_per_s) or not self.peak_per_s:
             raise InputError("the rates of a load curve must be 0 or more, and one above 0")
 
     @property
@@ -61,18 +62,18 @@ class LoadCurve:
         """Largest relative growth a second, (dr/dt) / r; from 0 it is relative to the next rate."""
         rates, times = np.array(self.rates_per_s), np.array(self.times_s)
         rise = np.diff(rates, append=rates[0])
-        growth = rise / np.diff(times, append=times[0] + DAY_S) / np.where(rates > 0, rates, rise)
+        growth = (
+            rise / np.diff(times, append=times[0] + DAY_S) / np.where(rates > _NOTHING, rates, rise)
+        )
         return float(max(growth[rise > 0], default=0.0))
 
 
 def load_curve_file(path: Path) -> LoadCurve:
     """A CSV with the columns `hour` (0 to 24) and `rate_per_s`. Raises InputError."""
+    rows = table_rows(read_text(path), path)
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
         times = [float(row["hour"]) * _HOUR_S for row in rows]
         rates = [float(row["rate_per_s"]) for row in rows]
-    except OSError as exc:
-        raise InputError(f"cannot read the load curve {path}: {exc.strerror}") from exc
     except (KeyError, TypeError, ValueError) as exc:
         raise InputError(
             f"{path}: a load curve is a CSV with the columns hour and rate_per_s, numbers below "
@@ -108,7 +109,6 @@ def shaped(shape: str, *, peak_per_s: float, least_share: float = 0.2) -> LoadCu
 
 
 STEP_S = 10.0
-_NOTHING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)

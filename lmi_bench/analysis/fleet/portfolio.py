@@ -160,9 +160,7 @@ def _fleets(
         name = instance.instance_type
         if any(name not in member.needs for member in members):
             continue
-        models = {
-            member.name: min(member.needs[name], key=lambda need: need.size) for member in members
-        }
+        models = {one.name: min(one.needs[name], key=lambda need: need.size) for one in members}
         copies = [
             (model, need.tensor_parallel)
             for model, need in models.items()

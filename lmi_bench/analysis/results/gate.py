@@ -158,9 +158,7 @@ def gate_rules(run: Run, name: str) -> list[GateCase]:
         ("prompts", not workload.reuse_prompts, "--fresh-prompts"),
         ("target", not run.manifest.target.is_simulated, "a server that was measured"),
     ]
-    cases = [
-        _case("run", name, "yes" if holds else "no", holds, rule) for name, holds, rule in facts
-    ]
+    cases = [_case("run", name, "yes" if met else "no", met, rule) for name, met, rule in facts]
     for line in run.levels:
         failed, wall_s = (line.errors or 0) / max(1, line.requests or 0), line.wall_s or 0.0
         limit = f"at most {_MOST_FAILED:.0%}"

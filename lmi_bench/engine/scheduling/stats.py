@@ -76,9 +76,7 @@ class SchedulerStats:
 
     def _combined(self, other: Self, sign: int) -> Self:
         names = (field.name for field in fields(self))
-        return type(self)(
-            **{name: getattr(self, name) + sign * getattr(other, name) for name in names}
-        )
+        return type(self)(**{key: getattr(self, key) + sign * getattr(other, key) for key in names})
 
     def count_steps(self, shape: StepShape, batch_slots: int, num_steps: int = 1) -> None:
         """Count steps of one shape; `batch_slots`: size of the dynamic batch when it started."""

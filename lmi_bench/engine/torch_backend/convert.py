@@ -6,7 +6,6 @@ which builds tensors and calls nothing else; the engine itself reads only safete
 
 import hashlib
 import json
-import pickle
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -51,9 +50,7 @@ def weights_hash(folder: Path) -> str:
     """SHA-256 of names, formats, shapes and bytes of a folder's tensors, in either format."""
     if any(folder.glob("*.safetensors")):
         with Checkpoint(folder) as checkpoint:
-            return _hash_of(
-                {name: _digest(name, checkpoint.whole(name)) for name in checkpoint.names}
-            )
+            return _hash_of({key: _digest(key, checkpoint.whole(key)) for key in checkpoint.names})
     return _hash_of({name: _digest(name, tensor) for name, tensor in _read(_pickles(folder), None)})
 
 
@@ -71,8 +68,8 @@ def _read(files: list[Path], progress: Progress | None) -> Iterator[tuple[str, T
         try:
             mapped = zipfile.is_zipfile(path)  # files from torch before 1.6 are not zip
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as exc:
-            first = str(exc).splitlines()[0]
+        except Exception as exc:  # damaged pickles raise whatever their bytes lead to
+            first = (str(exc).splitlines() or [repr(exc)])[0]
             raise InputError(f"{path} is not a file of tensors only: {first}") from exc
         if not isinstance(content, dict):
             raise InputError(f"{path} contains a {type(content).__name__}, not tensors by name")

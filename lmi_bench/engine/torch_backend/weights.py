@@ -6,7 +6,6 @@ Weights of 4 or 8 bits with scales (FP8, MXFP4, compressed-tensors) become the f
 stand for, unless a loader takes their parts; activations are not rounded in either case.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.folder import check_loadable, read_config
+from lmi_bench.models.folder import check_loadable, read_config, read_object
 from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.spec import DecoderSpec
@@ -258,7 +257,7 @@ def indexed_files(folder: Path, name: str) -> dict[str, str]:
     if not index.is_file():
         return {}
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_object(index)["weight_map"]
         files = {str(tensor): str(file) for tensor, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc

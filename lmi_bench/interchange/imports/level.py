@@ -4,7 +4,6 @@ Formulas are mapped, not names: a metric with another formula stays empty, with 
 As in our own levels, a quantile stays empty where there are too few requests for it.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.json_value import LARGEST
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, STATISTICS, Level
 from lmi_bench.core.load import Load
-from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord, check_line, request_line
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.interchange.export import METRICS
 from lmi_bench.interchange.traffic_rows import as_number
@@ -141,6 +141,8 @@ def record_level(
         raise InputError("the file holds no request")
     start_s = min(record.sent_s for record in records)
     ordered = sorted((r.shifted(start_s) for r in records), key=lambda r: r.request_id)
+    for record in ordered:
+        check_line(request_line(0, 1, record, ()), "the file")
     spec = LevelSpec(0, load, num_requests=len(ordered))
     line = summarise_level(LevelRun(spec, 1, tuple(ordered))).to_json()
     # the due time is unknown: the send time is used instead
@@ -237,6 +239,6 @@ def whole_of(content: Mapping[str, Any], *paths: str | float) -> int | None:
 
 
 def finite(value: Any) -> float | None:
-    """The value, possibly text, as a finite number; None if it is not one."""
+    """The value, possibly text, as a number below 2**63; None if it is not one."""
     number = as_number(value)
-    return None if number is None or math.isinf(number) else number
+    return None if number is None or abs(number) >= LARGEST else number

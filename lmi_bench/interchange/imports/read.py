@@ -15,10 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lmi_bench.catalog.tables import read_rows
-from lmi_bench.core.durable import json_values, read_text
+from lmi_bench.core.durable import json_values, parsed_yaml, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
@@ -94,7 +92,7 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except InputError as exc:
         raise InputError(f"{path}: {exc}") from exc
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as exc:
         raise InputError(
             f"{path}: a field is missing or has another form than documented "
             f"({type(exc).__name__}: {exc})"
@@ -129,11 +127,8 @@ def _archived(path: Path) -> list[Object]:
 def _objects(path: Path) -> list[Object]:
     """The file's objects: a JSON object, one on each line, or a YAML document."""
     text = read_text(path)
-    try:
-        is_yaml = path.suffix in (".yaml", ".yml")
-        found = [yaml.safe_load(text)] if is_yaml else json_values(text, path)
-    except yaml.YAMLError as exc:
-        raise InputError(f"{path} is not YAML: {exc}") from exc
+    is_yaml = path.suffix in (".yaml", ".yml")
+    found = [parsed_yaml(text, path)] if is_yaml else json_values(text, path)
     if not found or not all(isinstance(each, Mapping) for each in found):
         raise InputError(f"{path} holds no JSON object")
     return found

@@ -191,9 +191,7 @@ def cheapest_machine(
         and instance.num_accelerators * instance.accelerator.memory_bytes * USABLE_FRAC
         >= need_bytes
     ]
-    return min(
-        fitting, key=lambda each: (each.price_usd_per_hour, each.instance_type), default=None
-    )
+    return min(fitting, key=lambda one: (one.price_usd_per_hour, one.instance_type), default=None)
 
 
 def plan_job(

@@ -194,9 +194,7 @@ def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]
         running = sagemaker.describe_endpoint(EndpointName=endpoint_name)["ProductionVariants"]
     except (*refusals(), KeyError):
         return None
-    counts = [
-        each.get("CurrentInstanceCount") for each in running if each["VariantName"] in variants
-    ]
+    counts = [one.get("CurrentInstanceCount") for one in running if one["VariantName"] in variants]
     if not counts or None in counts:
         return None
     return int(sum(counts))

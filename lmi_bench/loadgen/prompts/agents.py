@@ -115,9 +115,7 @@ class AgentSessions:
 
     def mean_lengths(self, count: int = 64) -> texts.Lengths:
         """Mean lengths of the requests of the first sessions, rounded to tokens."""
-        return texts.mean_lengths(
-            [each for number in range(count) for each in self.sessions(number)]
-        )
+        return texts.mean_lengths([one for number in range(count) for one in self.sessions(number)])
 
     def _first(self, level: LevelSpec, session: int) -> int:
         """The request at which a session begins."""

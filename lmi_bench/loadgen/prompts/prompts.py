@@ -378,9 +378,7 @@ def _block(lengths: Sequence[Lengths]) -> list[int]:
     if scale > _LONGEST_BLOCK:
         shares = [Fraction(kind.share / total) for kind in lengths]
         scale = _LONGEST_BLOCK
-    return [
-        index for index, share in enumerate(shares) for _ in range(max(1, round(share * scale)))
-    ]
+    return [at for at, share in enumerate(shares) for _ in range(max(1, round(share * scale)))]
 
 
 def _stable_ids(tokenizer: Tokenizer) -> list[int]:

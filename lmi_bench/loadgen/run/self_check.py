@@ -209,9 +209,7 @@ def check_level(
 
     watch  of the busiest worker, if there are several
     """
-    delays_s = [
-        max(0.0, record.sent_s - record.due_s - record.exchange.held_s) for record in records
-    ]
+    delays_s = [max(0.0, each.sent_s - each.due_s - each.exchange.held_s) for each in records]
     asked, achieved = _loads(spec, records)
     ttft = _ttfts(records, virtual=watch.virtual)
     check = GeneratorReport(

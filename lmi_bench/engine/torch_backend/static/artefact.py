@@ -25,6 +25,7 @@ from typing import Any, Final
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.native_build import default_cache_dir
+from lmi_bench.models.folder import read_object
 
 _SHAPE: Final = re.compile(r"([0-9]+)x([0-9]+)")
 _DEFAULT_SEQUENCES: Final = (1, 4, 16)
@@ -100,9 +101,7 @@ def covering(
         for shape in shapes
         if sequences <= shape.sequences and context_tokens <= shape.context_tokens
     ]
-    return min(
-        possible, key=lambda shape: (shape.sequences * shape.context_tokens, shape), default=None
-    )
+    return min(possible, key=lambda one: (one.sequences * one.context_tokens, one), default=None)
 
 
 MANIFEST: Final = "manifest.json"
@@ -237,15 +236,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{folder} has no {MANIFEST}: give a folder from `lmi-bench compile`")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_object(path)
         entries = [(entry["file"], entry["sha256"]) for entry in content["shapes"].values()]
         known = isinstance(content["key"], dict) and bool(entries)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise InputError(f"{path} is not a manifest of compiled steps: {exc!r}") from exc
     if not known:
         raise InputError(f"{path} lists no compiled steps")
-    found: dict[str, Any] = content
-    return found
+    return content
 
 
 def _sha256(path: Path) -> str:

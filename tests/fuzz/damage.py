@@ -1,0 +1,138 @@
+"""Files with wrong values or torn bytes, and a command that reads them, many times."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import traceback
+from copy import deepcopy
+
+import click
+import typer.main
+import yaml
+
+from lmi_bench.cli.main import app
+from lmi_bench.core.errors import LmiBenchError
+from tests.fuzz.torn import torn
+
+SEED = int(os.environ.get("LMI_BENCH_FUZZ_SEED", "0"))
+MOST_S = 20
+NASTY = (
+    *(None, True, -1, 0, 1e308, -5.5, float("nan"), 10**400, 2**70, 1e-320, 1e12, 10**6),
+    *("", "x", "<script>", "inf", "9" * 300, "\ud800", "../../x", "2026-13-45"),
+    *([], {}, [1], {"a": 1}, [[[[1]]]]),
+)
+COMMANDS = typer.main.get_command(app)  # made once: half of a call's time
+
+
+class HangError(Exception):
+    """A command took longer than any of these may."""
+
+
+def run(*arguments):
+    """What a command prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        COMMANDS.main([str(each) for each in arguments], standalone_mode=False)
+    return out.getvalue()
+
+
+def call(*arguments):
+    """Run a command; errors that lmi-bench or click explain are none."""
+    explained = (LmiBenchError, SystemExit, click.exceptions.Exit, click.UsageError)
+    with contextlib.suppress(*explained):
+        run(*arguments)
+
+
+def places(value, place=()):
+    """Every place in a JSON value, of a list the first six."""
+    yield place
+    inner = value.items() if isinstance(value, dict) else ()
+    inner = enumerate(value[:6]) if isinstance(value, list) else inner
+    for key, each in inner:
+        yield from places(each, (*place, key))
+
+
+def wrong(value, draw):
+    """The value with one to three wrong values, or without a key."""
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        place = draw.choice([*places(value)])
+        if not place:
+            return deepcopy(draw.choice(NASTY))
+        holder = value
+        for key in place[:-1]:
+            holder = holder[key]
+        if isinstance(holder, dict) and draw.random() < 0.2:
+            del holder[place[-1]]
+        else:
+            holder[place[-1]] = deepcopy(draw.choice(NASTY))
+    return value
+
+
+def damage(file, draw, form=""):
+    """Damage a file by its form, a suffix (`.jsonl`), or tear its bytes."""
+    form = form or file.suffix
+    if form not in _WRONG or draw.random() < 0.25:
+        file.write_bytes(torn(file.read_bytes(), draw))
+    else:
+        text = _WRONG[form](file.read_text("utf-8"), draw)
+        file.write_text(text, "utf-8", errors="surrogatepass")
+
+
+def _wrong_lines(text, draw):
+    lines = text.splitlines()
+    at = draw.randrange(len(lines))
+    lines[at] = json.dumps(wrong(json.loads(lines[at]), draw))
+    return "\n".join(lines) + "\n"
+
+
+def _wrong_table(text, draw):
+    rows = [*csv.reader(text.splitlines())]
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        row = draw.choice(rows[:6])
+        if not row or draw.random() < 0.1:
+            row.append(str(draw.choice(NASTY)))
+        elif draw.random() < 0.1:
+            del row[draw.randrange(len(row))]
+        else:
+            row[draw.randrange(len(row))] = str(draw.choice(NASTY))
+    out = io.StringIO()
+    csv.writer(out).writerows(rows)
+    return out.getvalue()
+
+
+_WRONG = {
+    ".json": lambda text, draw: json.dumps(wrong(json.loads(text), draw)),
+    ".jsonl": _wrong_lines,
+    ".yaml": lambda text, draw: yaml.safe_dump(wrong(yaml.safe_load(text), draw)),
+    ".csv": _wrong_table,
+}
+
+
+def find(seeds, tmp_path, one):
+    """What ended otherwise than in a line: `one` gets an empty folder and a random generator."""
+    failed = []
+
+    def too_long(*_):
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    for seed in seeds:
+        folder = tmp_path / "damaged"
+        signal.alarm(MOST_S)
+        try:
+            one(folder, random.Random(seed))
+        except Exception as exc:  # noqa: BLE001 - what ends otherwise is the finding
+            place = traceback.extract_tb(exc.__traceback__)[-1]
+            failed.append(f"seed {seed}: {exc!r:.80} at {place.filename}:{place.lineno}")
+        finally:
+            signal.alarm(0)
+            shutil.rmtree(folder, ignore_errors=True)
+    signal.signal(signal.SIGALRM, before)
+    return failed
