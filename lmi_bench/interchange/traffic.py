@@ -21,6 +21,7 @@ import pandas as pd
 
 from lmi_bench.core import traces
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.lengths import MOST_TOKENS
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.interchange.traffic_rows import (
     NAMES,
@@ -39,7 +40,6 @@ _EPOCH_MS_FROM = 1e11  # seconds beyond it would be the year 5138
 _LATEST = 1e20  # beyond nanoseconds of the year 5138
 _MOONCAKE_MS_TO = 1e9  # a relative time in ms, 11 days; an epoch in seconds is larger
 _LEAST_EPOCH_S, _LAST_EPOCH_S = 1e8, 4.2e9  # 1973 to 2103
-_MOST_TOKENS = 10_000_000
 _MOST_TEXTS = 20_000  # prompts that are compared for a shared prefix
 _MAY_LACK_A_TIME = 0.1  # share of the lines; with more the rate would be understated
 _DATE = re.compile(
@@ -109,10 +109,10 @@ def parse_assumed(text: str) -> tuple[int, int]:
     """Prompt and answer length in `500/200`; raises InputError for other texts."""
     found = re.fullmatch(r"\s*(\d{1,8})\s*/\s*(\d{1,8})\s*", text)
     lengths = (0, 0) if found is None else (int(found[1]), int(found[2]))
-    if not all(1 <= length <= _MOST_TOKENS for length in lengths):
+    if not all(1 <= length <= MOST_TOKENS for length in lengths):
         raise InputError(
             f"--assume {text}: write prompt/answer length in tokens, each from 1 to "
-            f"{_MOST_TOKENS:,}, such as 500/200"
+            f"{MOST_TOKENS:,}, such as 500/200"
         )
     return lengths
 
@@ -406,7 +406,7 @@ def _left_out(columns: Columns, method: pd.Series, lengths: pd.DataFrame) -> pd.
         "answered from a cache": first("cached", _is_set).notna(),
         "not POST": is_web & (mapped(method, str.upper) != "POST"),
         "no prompt or answer length": lengths.isna().any(axis=1),
-        f"length outside 1 to {_MOST_TOKENS:,}": ((lengths <= 0) | (lengths > _MOST_TOKENS)).any(
+        f"length outside 1 to {MOST_TOKENS:,}": ((lengths <= 0) | (lengths > MOST_TOKENS)).any(
             axis=1
         ),
     }

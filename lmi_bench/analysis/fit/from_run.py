@@ -29,7 +29,6 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.json_value import JsonValue
-from lmi_bench.core.lengths import MOST_TOKENS
 from lmi_bench.core.level import GENERATOR_LIMITED, Level
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import ms_to_s
@@ -149,8 +148,6 @@ def cells_from_run(
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
-        if input_tokens + answered_tokens > MOST_TOKENS:
-            raise InputError(f"{run.path}: a level has more than {MOST_TOKENS:,} tokens a request")
         most = None
         if (limits := facts.scheduler) is not None:  # on running sequences
             held = limits.num_blocks * limits.block_size // (input_tokens + output_tokens)

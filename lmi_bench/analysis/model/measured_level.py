@@ -24,6 +24,7 @@ MEASURED: tuple[Metric, ...] = get_args(Metric)
 
 LENGTH_SPREAD = 0.1
 """Relative variation of output lengths that are drawn, or of answers that end by themselves."""
+_MOST_USERS, _MOST_CONTEXTS = 100_000, 8  # RoPE scaling of a server extends a context
 _WITHOUT_JSON = ("shape", "instance", "setup", "prefill")
 _OF_SETUP = ("tensor_parallel", "dtype", "kv_dtype", "speculation", "parallelism", "host_copies")
 
@@ -89,8 +90,14 @@ class MeasuredLevel:
             )
         for name in MEASURED:
             value: float | None = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"a level's {name} must be above 0, got {value:g}")
+            if value is not None and not 1e-12 < value < 1e12:
+                raise InputError(f"a level's {name} cannot be {value:g}: it must be above 0")
+        context, tokens = self.setup.shape.max_positions, self.input_tokens + self.output_tokens
+        if tokens > _MOST_CONTEXTS * context or self.concurrency > _MOST_USERS:
+            raise InputError(
+                f"a level of {self.concurrency:,} users and {tokens:,} tokens a request is not "
+                f"planned: at most {_MOST_USERS:,}, and {_MOST_CONTEXTS} contexts of {context:,}"
+            )
 
     @property
     def concurrency(self) -> int:
