@@ -7,7 +7,7 @@ from lmi_bench.core.errors import InputError
 
 ArrivalProcess = Literal["constant", "poisson", "gamma", "trace"]
 LoadAxis = Literal["concurrency", "rate_per_s"]
-MOST = 10**7  # users, or requests a second
+MOST = 10**9  # users, or requests a second
 
 
 @dataclass(frozen=True, slots=True)

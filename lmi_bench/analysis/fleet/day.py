@@ -23,7 +23,7 @@ from lmi_bench.core.units import SECONDS_PER_HOUR
 
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0
-_NOTHING, _MOST_PER_S = 1e-9, 1e9
+_NOTHING, _SHORTEST_S, _MOST_PER_S = 1e-9, 1e-7, 1e9
 SHAPES = ("flat", "office", "sine")
 
 
@@ -37,8 +37,8 @@ class LoadCurve:
     def __post_init__(self) -> None:
         if len(self.times_s) != len(self.rates_per_s) or not self.times_s:
             raise InputError("a load curve needs at least one point, each a time and a rate")
-        if any(not a + 1 <= b for a, b in zip(self.times_s, self.times_s[1:], strict=False)):
-            raise InputError("the times of a load curve must rise, by a second or more")
+        if any(not a + _SHORTEST_S <= b for a, b in zip(self.times_s, self.times_s[1:], strict=False)):
+            raise InputError("the times of a load curve must rise")
         if not (self.times_s[0] >= 0 and self.times_s[-1] <= DAY_S):
             raise InputError("a load curve covers one day: hours 0 to 24")
         if any(not 0 <= rate <= _MOST_PER_S for rate in self.rates_per_s) or not self.peak_per_s:
