@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from lmi_bench.core.durable import read_text, write_text
+from lmi_bench.core.durable import parsed_json, read_text, write_text
 from lmi_bench.core.errors import InputError
 
 FOLDER_VARIABLE: Final = "LMI_BENCH_DATA"
@@ -48,7 +48,7 @@ def fresh_prices() -> Mapping[tuple[str, str], FreshPrice]:
     if not os.path.exists(path):  # noqa: PTH110  false also without permission
         return {}
     try:
-        content = json.loads(read_text(path))
+        content = parsed_json(read_text(path))
         prices = [FreshPrice(**each) for each in content["prices"]]
         for each in prices:
             dt.date.fromisoformat(each.date)

@@ -55,17 +55,20 @@ def whole_characters(text: str) -> str:
 def parsed_json(text: str) -> Any:
     """The value of a JSON text; numbers of more than 64 bits are floats, as JavaScript has them.
 
-    Python's own parser takes NaN, and Infinity, which SGLang writes. Raises ValueError and
-    RecursionError for other text.
+    Python's own parser takes NaN, and Infinity, which SGLang writes. Raises ValueError for other
+    text.
     """
     try:
         return orjson.loads(text)
     except ValueError:
         is_short = re.compile(r"-?\d{1,18}").fullmatch
-        return json.loads(
-            whole_characters(text),
-            parse_int=lambda digits: int(digits) if is_short(digits) else float(digits),
-        )
+        try:
+            return json.loads(
+                whole_characters(text),
+                parse_int=lambda digits: int(digits) if is_short(digits) else float(digits),
+            )
+        except RecursionError:
+            raise ValueError("it is nested too deep") from None
 
 
 def json_values(text: str, source: object) -> list[Any]:
@@ -84,7 +87,7 @@ def json_values(text: str, source: object) -> list[Any]:
             for number, line in enumerate(text.splitlines(), start=1):
                 place = f"line {number} of "
                 content += [parsed_json(line)] if line.strip() else []
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise InputError(f"{place}{source} is neither JSON lines nor JSON: {exc}") from exc
     return content if isinstance(content, list) else [content]
 

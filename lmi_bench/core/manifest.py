@@ -1,12 +1,12 @@
 """A run's manifest.json: what was run where. A value that a run does not state is empty or None."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.durable import parsed_json, read_text
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import OPTIONAL, JsonValue
 
 SCHEMA_VERSION = 1
@@ -164,9 +164,9 @@ class Manifest(JsonValue):
 def read_manifest(file: Path) -> Manifest:
     """Read manifest.json; raises InputError if it is damaged or of a newer version."""
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as exc:
-        raise InputError(f"cannot read {file}: {file_reason(exc)}") from exc
+        content = parsed_json(read_text(file))
+    except ValueError as exc:
+        raise InputError(f"cannot read {file}: {exc}") from exc
     version = content.get("schema_version") if isinstance(content, dict) else None
     if not isinstance(version, int):
         raise InputError(f"{file} states no schema_version: it is no run of lmi-bench")

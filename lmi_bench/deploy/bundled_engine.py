@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lmi_bench.core.durable import parsed_json
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.option_table import Option, Setting, all_options
 from lmi_bench.engine.quantization import LMI_NAMES
@@ -146,8 +147,8 @@ def _rope_scaling(values: Mapping[str, str]) -> dict[str, Any]:
     if "option.rotary_scaling_type" in values:
         kind, factor = (values[f"option.rotary_scaling_{part}"] for part in ("type", "factor"))
         return {"rope_scaling": f"{kind.lower()}:{factor}"}
-    replaced = json.loads(values.get("option.hf_overrides", "{}"))
-    stated = json.loads(values.get("option.rope_scaling", "null"))
+    replaced = parsed_json(values.get("option.hf_overrides", "{}"))
+    stated = parsed_json(values.get("option.rope_scaling", "null"))
     if isinstance(replaced, dict):
         stated = stated or replaced.get("rope_scaling") or replaced.get("rope_parameters")
     if not stated:
@@ -178,8 +179,8 @@ def _batching(values: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
 
 def _speculation(text: str) -> dict[str, Any]:
     try:
-        content = json.loads(text)
-    except ValueError as exc:
+        content = {**parsed_json(text)}
+    except (ValueError, TypeError) as exc:
         raise InputError(f"option.speculative_config is not JSON: {exc}") from exc
     draft = "ngram" if content.get("method") == "ngram" else content.get("model")
     if draft is None:

@@ -16,7 +16,6 @@ dockerd-entrypoint-with-cuda-compat.sh.
 """
 
 import difflib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from functools import cache
 from typing import Any, Final
 
 from lmi_bench.catalog.tables import read_rows
+from lmi_bench.core.durable import parsed_json
 from lmi_bench.core.errors import InputError
 
 PREFIX: Final = "option."
@@ -79,7 +79,7 @@ def value_problem(kind: str, choices: Sequence[str], value: str) -> str | None:
         return f"expected {expected}"
     if kind == "json":
         try:
-            json.loads(value)
+            parsed_json(value)
         except ValueError as exc:
             return f"expected {expected} ({exc})"
     return None

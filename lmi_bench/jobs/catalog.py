@@ -16,7 +16,7 @@ from lmi_bench.catalog.instances import all_instances
 from lmi_bench.catalog.models import all_model_entries
 from lmi_bench.catalog.prices import STALE_DAYS, on_platform, price_day
 from lmi_bench.catalog.tables import read_rows
-from lmi_bench.core.durable import read_text
+from lmi_bench.core.durable import parsed_json, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.units import bytes_to_gib
@@ -192,7 +192,7 @@ def _download(service: str, region: str) -> list[Any]:
 def _offer(path: Path) -> tuple[str, str, list[Any]]:
     """Service, date and products of an offer file, as the API gives products."""
     try:
-        offer = json.loads(read_text(path))
+        offer = parsed_json(read_text(path))
         on_demand = offer["terms"]["OnDemand"]
         products = [
             {"product": product, "terms": {"OnDemand": on_demand.get(sku, {})}}

@@ -72,7 +72,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; InputError if the file cannot be read or holds none."""
     try:
         content = parsed_json(read_text(path))
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object")

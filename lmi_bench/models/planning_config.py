@@ -7,7 +7,6 @@ figure, `families.csv` what the keys do not tell; an architecture that it lacks 
 the names and shapes of the tensors give what config.json does not.
 """
 
-import json
 import math
 import re
 import struct
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from lmi_bench.core.durable import parsed_json
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.folder import read_object
 from lmi_bench.models.hf_config import MOST_LAYERS, read_table, shape_from_hf_config
@@ -432,7 +432,7 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+            header = parsed_json(file.read(min(length, _LONGEST_HEADER)).decode())
         return {name: entry for name, entry in header.items() if name != "__metadata__"}
     except (OSError, ValueError, struct.error, AttributeError) as exc:
         raise InputError(f"{path} is no safetensors file: {exc}") from exc

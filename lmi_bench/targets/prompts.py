@@ -43,9 +43,7 @@ def lengths_of(scenario: Scenario) -> list[sources.Lengths]:
         return [sources.mean_lengths(read_trace(Path(workload.trace)).requests)]
     if not workload.mix:
         return [sources.Lengths(*(round(each.mean) for each in sources.distributions(workload)))]
-    return [
-        sources.Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix
-    ]
+    return [sources.Lengths(one.input_tokens, one.output_tokens, one.share) for one in workload.mix]
 
 
 def longest_request(scenario: Scenario) -> int:

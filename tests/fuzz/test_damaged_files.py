@@ -20,14 +20,18 @@ NUMBER = int(os.environ.get("LMI_BENCH_FUZZ", "240")) // 2
 BATCHES = 6 if NUMBER <= 1000 else 50
 
 
+SWEEP = (
+    *("sweep", "sim:ml.g5.2xlarge", "--model", "qwen3-8b", "--isl", "64", "--osl", "8"),
+    *("--concurrency", "1,2,4", "--requests-per-level", "8", "--slo", "ttft_p90<=1s"),
+)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A run with its SLOs, a recommendation and a profile, as the commands write them."""
     folder = tmp_path_factory.mktemp("whole")
-    model = ("--model", "qwen3-8b")
-    slo = ("--slo", "ttft_p90<=1s")
-    load = ("--isl", "64", "--osl", "8", "--concurrency", "1,2,4", "--requests-per-level", "8")
-    call("sweep", "sim:ml.g5.2xlarge", *model, *load, *slo, "--out", folder / "run")
+    model, slo = SWEEP[2:4], SWEEP[-2:]
+    call(*SWEEP, "--out", folder / "run")
     load = ("--input-tokens", "256", "--output-tokens", "64", "--rate", "2")
     on = ("--instance", "ml.g5.xlarge,ml.g6.xlarge")
     call("recommend", *model, *load, *slo, *on, "--json", folder / "rec.json")
@@ -41,6 +45,8 @@ def one(base, folder, draw):
     run, rec, profile = (folder / each for each in ("run", "rec.json", "profile.json"))
     shutil.copytree(base, folder)
     of_runs = (
+        (*SWEEP, "--out", run, "--resume"),
+        ("report", run, "--repair", "-o", folder / "o.html"),
         ("report", run, "-o", folder / "o.html", "--markdown", folder / "o.md"),
         ("gate", run, "--slo", "ttft_p90<=1s"),
         ("gate", base / "run", "--baseline", run),

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ class LoadCurve:
     def __post_init__(self) -> None:
         if len(self.times_s) != len(self.rates_per_s) or not self.times_s:
             raise InputError("a load curve needs at least one point, each a time and a rate")
-        if any(not a + _SHORTEST_S <= b for a, b in zip(self.times_s, self.times_s[1:], strict=False)):
+        if any(not a + _SHORTEST_S <= b for a, b in pairwise(self.times_s)):
             raise InputError("the times of a load curve must rise")
         if not (self.times_s[0] >= 0 and self.times_s[-1] <= DAY_S):
             raise InputError("a load curve covers one day: hours 0 to 24")

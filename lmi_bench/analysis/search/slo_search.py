@@ -85,9 +85,7 @@ class SloSearch:
     def trials(self, finished: Lines) -> list[Trial]:
         """The loads tried so far, in increasing order."""
         lines = steady_lines(finished)
-        return by_load(
-            [trial(line, self._full_requests(line.load.value, finished)) for line in lines]
-        )
+        return by_load([trial(one, self._full_requests(one.load.value, finished)) for one in lines])
 
     def first_breach(self, finished: Lines) -> float | None:
         """Lowest load tried that misses an SLO, judged together with its neighbours."""

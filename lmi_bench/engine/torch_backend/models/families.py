@@ -154,9 +154,7 @@ def _mlp(load: WeightLoader, index: int, prefix: str) -> Mlp:
 
 def _dense(load: WeightLoader, prefix: str, ffn: int, *, summed: bool = True) -> DenseMlp:
     spec, hidden, bias = load.spec, load.spec.hidden_size, load.spec.mlp_bias
-    inner = [
-        load.linear((name,), (ffn,), hidden, bias=bias) for name in spec.names(prefix, "inner")
-    ]
+    inner = [load.linear((key,), (ffn,), hidden, bias=bias) for key in spec.names(prefix, "inner")]
     down = load.linear(spec.names(prefix, "down"), (hidden,), ffn, bias=bias, summed=summed)
     gate = inner[0] if spec.gated_mlp else None
     return DenseMlp(gate, inner[-1], down, spec.gelu, spec.clamped)

@@ -55,9 +55,7 @@ def export_quantized(
     writer = ShardWriter(out)
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
         factors = (loader.COLUMN_FACTORS, loader.OUTPUT_DIVISORS, loader.LARGEST_INPUT, "none")
-        names = [
-            name for name in sorted(checkpoint.names) if name.rpartition(".")[2] not in factors
-        ]
+        names = [key for key in sorted(checkpoint.names) if key.rpartition(".")[2] not in factors]
         for number, name in enumerate(names, start=1):
             rounded = checkpoint.whole(name).to(stored_dtype)
             if not name.startswith(f"{source.spec.tensors['layers']}."):
