@@ -127,10 +127,10 @@ def _knee_text(knees: Sequence[Knee], curve: SweepCurve) -> str:
     if knee is None or knee.load is None:
         reasons = (each.why.partition(NONE_RECOMMENDED)[2] for each in knees)
         return f"cannot tell: {next(filter(None, reasons), 'no level is within the limits')}"
-    here = next(point.line for point in curve.points if point.load == knee.load)
+    speeds = (f": {_level_text(each.line)}" for each in curve.points if each.load == knee.load)
     bound = ">= " if knee.high is None else ""
     between = "" if knee.high is None else f" ({tables.knee_interval(knee)})"
-    return f"{bound}{load_name(knee.axis, knee.load)}{between}: {_level_text(here)}"
+    return f"{bound}{load_name(knee.axis, knee.load)}{between}{next(speeds, '')}"
 
 
 def _level_text(line: Level) -> str:

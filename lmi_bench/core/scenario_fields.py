@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_adapters, parse_mix
 from lmi_bench.core.option import option
 
-PositiveInt = Annotated[int, Gt(0)]
-Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
+PositiveInt = Annotated[int, Gt(0), Le(10**9)]
+Seed = Annotated[int, Gt(-(2**63)), Lt(2**63)]
+Positive = Annotated[float, Gt(0), Le(1e15)]
+NotNegative = Annotated[float, Ge(0), Le(1e15)]
 Text = Annotated[str, MinLen(1)]
 File = Annotated[str, Path]
 """A text that is typed as a path."""
@@ -72,7 +73,7 @@ class TopFields(Fields):
     timeout_s: Positive | None = option(
         default="none; SageMaker: 480 streaming, 60 without", kind=str, read=_timeout
     )
-    seed: int = option(value=0)
+    seed: Seed = option(value=0)
     slo: tuple[str, ...] = option(value=())
 
 
@@ -266,7 +267,7 @@ class LoadFields(Fields):
     repeat_unsteady: Annotated[int, Ge(0)] | None = option(default="2; simulated: 0")
     stop_when: str | None = option()
     requests_per_user: PositiveInt | None = option(default="3, and at least 32 per level")
-    warmup_requests: Annotated[int, Ge(0)] = option(value=1)
+    warmup_requests: Annotated[int, Ge(0), Le(10**9)] = option(value=1)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ def _as_list(value: object) -> object:
 
 def _as_text(value: object) -> object:
     """A number is a distribution with this one value."""
-    return f"{value:g}" if isinstance(value, int | float) else value
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.15g}" if isinstance(value, float) else value
 
 
 def _levels_or_auto(value: object) -> object:
