@@ -55,8 +55,7 @@ def whole_characters(text: str) -> str:
 def parsed_json(text: str) -> Any:
     """The value of a JSON text; numbers of more than 64 bits are floats, as JavaScript has them.
 
-    Python's own parser takes NaN, and Infinity, which SGLang writes. Raises ValueError for other
-    text.
+    Python's own parser takes NaN, and Infinity, which SGLang writes. Raises ValueError.
     """
     try:
         return orjson.loads(text)

@@ -100,9 +100,7 @@ class RunStore(AbstractContextManager["RunStore"]):
         writing it.
         """
         if not (path / MANIFEST).exists():
-            raise InputError(
-                f"{path} holds no run to resume: leave out --resume to begin one there"
-            )
+            raise InputError(f"{path} holds no run to resume: leave --resume out to begin one")
         manifest = read_manifest(path / MANIFEST)
         if manifest.scenario_hash != asked.scenario_hash:
             now = redact(asked.scenario.to_json(), secrets)

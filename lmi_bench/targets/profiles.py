@@ -1,5 +1,6 @@
 """Finds engine profiles by name: those that ship, those that the user keeps, and files."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def find_profile(name: str | None, cache_tokens: int | None = None) -> EnginePro
         profile = SHIPPED[name.lower()]
     else:
         kept = kept_profile_file(name)
-        profile = _read(kept if not Path(name).exists() and kept.is_file() else Path(name))
+        is_kept = os.path.isfile(kept) and not os.path.exists(name)  # noqa: PTH110, PTH113
+        profile = _read(kept if is_kept else Path(name))
     return profile if cache_tokens is None else replace(profile, cache_tokens=cache_tokens)
 
 
@@ -84,7 +86,7 @@ def kept_profiles() -> dict[str, EngineProfile]:
 
 
 def _read(path: Path) -> EngineProfile:
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110  false also for a name too long
         raise InputError(f"--profile {path}: no such file, nor one of {', '.join(SHIPPED)}")
     text = read_text(path)
     try:

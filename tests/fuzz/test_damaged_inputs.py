@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+from lmi_bench.core.scenario import parse_scenario
 from tests.engine.server.test_structured import write_model
 from tests.fuzz.damage import SEED, call, damage, find, run
 
@@ -184,6 +186,9 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     for name, text in TEXTS.items():
         (folder / name).write_text(text)
+    whole = json.loads(parse_scenario(yaml.safe_load(SCENARIO)).model_dump_json())
+    whole["load"] = yaml.safe_load(SCENARIO)["load"]  # a load of a million takes its time
+    (folder / "scenario.yaml").write_text(yaml.safe_dump(whole))
     for name in ("imports", "imports_real", "deploy"):
         shutil.copytree(DATA / name, folder / name)
     (folder / "model").mkdir()
@@ -237,6 +242,8 @@ HUGE, VAST = "1e308", "1" + "0" * 400
         ("day.csv", "\n6,4", "\n6,1e-320"),
         ("table.csv", "c=4", f"c={VAST}"),
         ("prices.csv", "2026-11-01", "2026-13-45"),
+        ("scenario.yaml", "turns: null", f"turns: {VAST}"),
+        ("scenario.yaml", "profile: null", f"profile: {'9' * 300}"),
         ("matrix.yaml", "workload: {input_tokens: 64, output_tokens: 8}", "workload: 1.5"),
         ("matrix.yaml", "- {name: chat, workload", '- "\\ud800"\n  - {name: chat, workload'),
         ("matrix.yaml", "input_tokens: 64", f"input_tokens: {VAST}"),

@@ -323,9 +323,7 @@ def _all_reduce(setup: Setup, parameters: StepParameters) -> tuple[float, float]
     """Seconds to start an all-reduce, and seconds for each byte of the reduced array."""
     device, link = setup.instance.accelerator, setup.instance.link
     if link.kind == "none":
-        raise InputError(
-            f"{device.name}: {setup.tensor_parallel} devices need a link and have none"
-        )
+        raise InputError(f"{device.name}: {setup.tensor_parallel} devices need a link, have none")
     if link.kind == "pcie":
         latency_s, share = parameters.pcie_latency_s, parameters.pcie_share
     else:
