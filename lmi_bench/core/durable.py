@@ -3,6 +3,7 @@
 import csv
 import errno
 import fcntl
+import io
 import json
 import os
 import re
@@ -43,7 +44,7 @@ def read_text(path: Path) -> str:
     """The text of a user's file; raises InputError for one that cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as exc:  # its name or its text is none
+    except (OSError, ValueError) as exc:  # an impossible name, or no UTF-8
         raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
 
 
@@ -92,7 +93,7 @@ def json_values(text: str, source: object) -> list[Any]:
 
 
 def parsed_yaml(text: str, source: object) -> Any:
-    """The content of a YAML text; raises InputError for another, such as one with a 13th month."""
+    """The content of a YAML text; raises InputError if it is not YAML, or has a 13th month."""
     import yaml  # most commands read none
 
     try:
@@ -102,11 +103,11 @@ def parsed_yaml(text: str, source: object) -> Any:
 
 
 def table_rows(text: str, source: object) -> list[dict[str, Any]]:
-    """The rows of a CSV file; raises InputError for another, such as one with vast cells."""
+    """The rows of a CSV text; raises InputError if it is not CSV, or has a cell above 128 KiB."""
     try:
-        return list(csv.DictReader(text.splitlines()))
+        return list(csv.DictReader(io.StringIO(text, newline="")))
     except csv.Error as exc:
-        raise InputError(f"{source} is no table: {exc}") from exc
+        raise InputError(f"{source} is not CSV: {exc}") from exc
 
 
 def append_and_sync(path: Path, data: bytes) -> None:

@@ -13,7 +13,7 @@ from lmi_bench.core.errors import InputError
 
 OPTIONAL: Mapping[str, object] = {"optional": True}
 """Metadata of a field whose key is left out of the file if the value is None."""
-LARGEST = 2.0**63  # no figure of a file is as large; what is computed of such ones is finite
+LARGEST = 2.0**63  # of the figures in a file: results computed from them stay finite
 
 
 def key_of(name: str) -> Mapping[str, object]:

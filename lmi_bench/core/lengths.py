@@ -127,7 +127,7 @@ def _numbers(text: str) -> list[float]:
     except ValueError:
         return []
     if not max(numbers) <= MOST_TOKENS:
-        raise InputError(f"{text[:40]}: more than {MOST_TOKENS:,} are of no request")
+        raise InputError(f"{text[:40]}: lengths and pauses are at most {MOST_TOKENS:,}")
     return numbers
 
 

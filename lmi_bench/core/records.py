@@ -171,7 +171,7 @@ _ACCEPTED = {
     for key, hint in get_type_hints(kind).items()
 }
 _KNOWN_KINDS: set[tuple[object, ...]] = set()  # keys and types of lines that were right
-MOST_TIME_S = 1e9  # thirty years; no count of tokens is as large either
+MOST_TIME_S = 1e9  # 30 years; also the limit of a count
 _SHOWN = 40  # characters of a wrong value
 _DEFAULTS = {field.name: field.default for field in fields(Exchange) if field.name in _OPTIONAL}
 
@@ -225,9 +225,11 @@ def check_line(line: Mapping[str, Any], file: object) -> None:
     if not problem:
         ends = [each(values, default=0) for each in (min, max) for values in (times_s, counts)]
         ends += [value for value in line.values() if type(value) in _NUMBERS]
-        ends.append(sum(times_s) * 0)  # else 0 only where one is no number
+        ends.append(sum(times_s) * 0)  # NaN if one of them is NaN
         if large := [value for value in ends if not abs(value) <= MOST_TIME_S]:
-            problem = f"no number can be {large[0]:g}: times are seconds of the level"
+            problem = (
+                f"a time or a count cannot be {large[0]:g}: times are seconds since the level began"
+            )
     if problem:
         where = f"level {line['level']}, request {line.get('request_id')}"
         raise InputError(f"{file}: {where}: {problem}")

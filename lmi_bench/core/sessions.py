@@ -101,7 +101,7 @@ class _Recorded:
 
     def __post_init__(self) -> None:
         if not (abs(self.start_s) <= MOST_STAMP_S and abs(self.took_s) <= MOST_TIME_S):
-            raise ValueError("times must be finite, and of this epoch")
+            raise ValueError("times must be finite and below 1e11 s")
         if max(self.input_tokens, self.output_tokens) > MOST_TOKENS:
             raise ValueError(f"a request has more than {MOST_TOKENS:,} tokens")
 

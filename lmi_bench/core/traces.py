@@ -124,7 +124,7 @@ class TraceRequest:
             not abs(self.at_s) <= MOST_STAMP_S
             or max(self.input_tokens, self.output_tokens) > MOST_TOKENS
         ):
-            raise ValueError(f"a time or a length is no trace's: {self}"[:200])
+            raise ValueError(f"its time or a length is too large: {self}"[:200])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def read_trace(path: Path) -> Trace:
         raise InputError(f"{path} holds no two requests at different times: it has no rate")
     start_s = kept[0].at_s
     if kept[-1].at_s - start_s > MOST_TIME_S:
-        raise InputError(f"{path}: from its first to its last request are more than 30 years")
+        raise InputError(f"{path}: its requests are spread over more than 30 years")
     requests = tuple(replace(request, at_s=request.at_s - start_s) for request in kept)
     try:
         return Trace(requests, block_tokens_of(rows[0], requests))

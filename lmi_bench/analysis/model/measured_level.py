@@ -24,7 +24,7 @@ MEASURED: tuple[Metric, ...] = get_args(Metric)
 
 LENGTH_SPREAD = 0.1
 """Relative variation of output lengths that are drawn, or of answers that end by themselves."""
-_MOST_USERS, _MOST_CONTEXTS = 100_000, 8  # RoPE scaling of a server extends a context
+_MOST_USERS, _MOST_CONTEXTS = 100_000, 8  # a server may extend a context by RoPE scaling
 _WITHOUT_JSON = ("shape", "instance", "setup", "prefill")
 _OF_SETUP = ("tensor_parallel", "dtype", "kv_dtype", "speculation", "parallelism", "host_copies")
 
