@@ -148,8 +148,8 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 def _slug(text: str) -> str:
     """Text as part of a folder's name; only target and payload are joined by two hyphens."""
-    words = re.split(r"[^\w.]+", text)
-    return "-".join(word for word in words if word).strip(".") or "cell"
+    words = "-".join(filter(None, re.split(r"[^\w.]+", text)))
+    return words.encode()[:100].decode(errors="ignore").strip(".") or "cell"
 
 
 MATRIX_FILE = "matrix.json"
