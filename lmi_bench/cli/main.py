@@ -10,11 +10,12 @@ from lmi_bench import __version__
 from lmi_bench.cli import bundled, plan, results, setup, sweep
 from lmi_bench.cli.command import Command
 from lmi_bench.cli.deploy import deploy
-from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, LmiBenchError
+from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, LmiBenchError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.slo import join_goodput
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_A_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.ELOOP)
 
 app = typer.Typer(
     name="lmi-bench",
@@ -66,6 +67,9 @@ def main() -> None:
         typer.echo(f"error: {exc}", err=True)
         sys.exit(exc.exit_code)
     except OSError as exc:
+        if exc.errno in _OF_A_PATH and exc.filename:
+            typer.echo(f"error: {exc.filename!s:.100}: {exc.strerror}; name another", err=True)
+            sys.exit(EXIT_BAD_INPUT)
         if exc.errno not in _NO_ROOM:
             _fail_unexpectedly(exc)
         where = f"cannot write {exc.filename}: " if exc.filename else ""

@@ -227,9 +227,7 @@ def check_line(line: Mapping[str, Any], file: object) -> None:
         ends += [value for value in line.values() if type(value) in _NUMBERS]
         ends.append(sum(times_s) * 0)  # NaN if one of them is NaN
         if large := [value for value in ends if not abs(value) <= MOST_TIME_S]:
-            problem = (
-                f"a time or a count cannot be {large[0]:g}: times are seconds since the level began"
-            )
+            problem = f"{large[0]:g} is no time of a level in seconds, and no count"
     if problem:
         where = f"level {line['level']}, request {line.get('request_id')}"
         raise InputError(f"{file}: {where}: {problem}")

@@ -120,10 +120,8 @@ class TraceRequest:
     hash_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if (
-            not abs(self.at_s) <= MOST_STAMP_S
-            or max(self.input_tokens, self.output_tokens) > MOST_TOKENS
-        ):
+        longest = max(self.input_tokens, self.output_tokens)
+        if not abs(self.at_s) <= MOST_STAMP_S or longest > MOST_TOKENS:
             raise ValueError(f"its time or a length is too large: {self}"[:200])
 
 

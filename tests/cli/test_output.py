@@ -177,6 +177,17 @@ def test_all_that_is_wrong_is_said_at_once(run, args, lines):
     assert all(line in said for line in lines), done.stderr
 
 
+@pytest.mark.parametrize("place", ["x" * 300, "pyproject.toml/inside"])
+@pytest.mark.parametrize(
+    "args", [("report",), ("calibrate",), ("deploy", "check"), ("predict", *PREDICT[1:], "--json")]
+)
+def test_a_name_that_no_file_can_have_is_bad_input(run, args, place):
+    done = run(*args, place)
+    assert done.code == 2
+    assert "fault of lmi-bench" not in done.stderr
+    assert place[:20] in done.stderr
+
+
 @pytest.mark.parametrize("form", ["table", "plain", "json"])
 @pytest.mark.parametrize("closed", [("stdout",), ("stdout", "stderr"), ("stderr",)])
 def test_a_reader_that_ends_early_costs_no_file(form, closed, tmp_path):

@@ -75,9 +75,9 @@ def wrong(value, draw):
     return value
 
 
-def damage(file, draw, form=""):
-    """Damage a file by its form, a suffix (`.jsonl`), or tear its bytes."""
-    form = form or file.suffix
+def damage(file, draw):
+    """Put wrong values into a file, as its suffix says how, or tear its bytes."""
+    form = file.suffix
     if form not in _WRONG or draw.random() < 0.25:
         file.write_bytes(torn(file.read_bytes(), draw))
     else:

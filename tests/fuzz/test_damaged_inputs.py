@@ -201,22 +201,24 @@ def base(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def folder(base, tmp_path):
+    return shutil.copytree(base, tmp_path / "copied")
+
+
 def one(base, folder, draw):
     """Damage a file and give it to a command that reads it."""
     shutil.copytree(base, folder)
     name = draw.choice([*DOORS])
-    form = {"weka.json": ".json", "sglang.jsonl": ".jsonl"}.get(name, "")
-    damage(folder / name, draw, form)
+    damage(folder / name, draw)
     command = draw.choice(DOORS[name])(folder / name, folder / "out")
     call(*command)
     return name, command[0]
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_what_is_not_damaged_is_read(base, tmp_path, name):
+def test_what_is_not_damaged_is_read(folder, name):
     """Else the damaged ones would all end at the same first line."""
-    folder = tmp_path / "whole"
-    shutil.copytree(base, folder)
     for number, door in enumerate(DOORS[name]):
         run(*door(folder / name, folder / f"out{number}"))
 
@@ -256,9 +258,7 @@ HUGE, VAST = "1e308", "1" + "0" * 400
         ("imports/llmperf_individual_responses.json", '"ttft_s": 0.2', f'"ttft_s": {HUGE}'),
     ],
 )
-def test_a_value_that_once_broke_a_command_is_named(base, tmp_path, name, old, new):
-    folder = tmp_path / "damaged"
-    shutil.copytree(base, folder)
+def test_a_value_that_once_broke_a_command_is_named(folder, name, old, new):
     text = (folder / name).read_text()
     assert old in text
     (folder / name).write_text(text.replace(old, new, 1))

@@ -91,7 +91,7 @@ class MeasuredLevel:
         for name in MEASURED:
             value: float | None = getattr(self, name)
             if value is not None and not 1e-12 < value < 1e12:
-                raise InputError(f"a level's {name} cannot be {value:g}: it must be above 0")
+                raise InputError(f"a level's {name} must be above 0 and below 1e12, got {value:g}")
         context, tokens = self.setup.shape.max_positions, self.input_tokens + self.output_tokens
         if tokens > _MOST_CONTEXTS * context or self.concurrency > _MOST_USERS:
             raise InputError(
