@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from lmi_bench.core.errors import LmiBenchError
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.lengths import MOST_TIME_S
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ class _JumpingSelector(selectors.SelectSelector):
                 "virtual time cannot go on: every task waits for something that no timer ends"
             )
         self.now_s += timeout
+        if self.now_s > MOST_TIME_S:
+            raise InputError("the simulated level takes more than 30 years: raise its rate")
         return []
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 from lmi_bench.core.errors import InputError
 
 MOST_TOKENS = 10_000_000  # of a request: the longest context
+MOST_TIME_S = 1e9  # of a level: 30 years
 Kind = Literal["fixed", "uniform", "normal", "lognormal", "empirical"]
 _TAIL = 4.0
 _PATTERN = re.compile(r"(fixed|uniform|normal|lognormal)\(\s*([0-9.,\s]+)\)")

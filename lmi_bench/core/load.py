@@ -7,7 +7,7 @@ from lmi_bench.core.errors import InputError
 
 ArrivalProcess = Literal["constant", "poisson", "gamma", "trace"]
 LoadAxis = Literal["concurrency", "rate_per_s"]
-MOST = 10**9  # users, or requests a second
+LEAST_PER_S, MOST = 1e-9, 10**9  # requests a second; users or requests a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Load:
             raise InputError("a level has either a concurrency or a rate_per_s")
         if self.concurrency is not None and not 1 <= self.concurrency <= MOST:
             raise InputError(f"concurrency must be 1 to {MOST:,}, got {self.concurrency}")
-        if self.rate_per_s is not None and not 0 < self.rate_per_s <= MOST:
-            raise InputError(f"rate_per_s must be above 0, to {MOST:,}, got {self.rate_per_s:g}")
+        if self.rate_per_s is not None and not LEAST_PER_S <= self.rate_per_s <= MOST:
+            raise InputError(f"rate_per_s must be {LEAST_PER_S} to 1e9, got {self.rate_per_s:g}")
         if self.burstiness <= 0 or self.ramp_s < 0:
             raise InputError(
                 f"burstiness must be above 0 and ramp_s at least 0, got {self.burstiness:g} and "

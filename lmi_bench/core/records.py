@@ -12,6 +12,7 @@ from typing import Any, Self, get_type_hints, overload
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.json_value import slot_of
+from lmi_bench.core.lengths import MOST_TIME_S
 from lmi_bench.core.level import GeneratorReport
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.server_metrics import ServerMetrics
@@ -171,7 +172,6 @@ _ACCEPTED = {
     for key, hint in get_type_hints(kind).items()
 }
 _KNOWN_KINDS: set[tuple[object, ...]] = set()  # keys and types of lines that were right
-MOST_TIME_S = 1e9  # 30 years; also the limit of a count
 _SHOWN = 40  # characters of a wrong value
 _DEFAULTS = {field.name: field.default for field in fields(Exchange) if field.name in _OPTIONAL}
 

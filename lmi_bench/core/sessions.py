@@ -23,16 +23,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.core import lengths
 from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.lengths import (
-    MOST_TOKENS,
-    LengthDistribution,
-    Pauses,
-    parse_lengths,
-    parse_seconds,
-)
-from lmi_bench.core.records import MOST_TIME_S
 from lmi_bench.core.traces import BAILIAN_BLOCK_TOKENS, MOST_STAMP_S
 
 WEKA_BLOCK_TOKENS: Final = 64
@@ -100,10 +93,10 @@ class _Recorded:
     after: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not (abs(self.start_s) <= MOST_STAMP_S and abs(self.took_s) <= MOST_TIME_S):
+        if not (abs(self.start_s) <= MOST_STAMP_S and abs(self.took_s) <= lengths.MOST_TIME_S):
             raise ValueError("times must be finite and below 1e11 s")
-        if max(self.input_tokens, self.output_tokens) > MOST_TOKENS:
-            raise ValueError(f"a request has more than {MOST_TOKENS:,} tokens")
+        if max(self.input_tokens, self.output_tokens) > lengths.MOST_TOKENS:
+            raise ValueError(f"a request has more than {lengths.MOST_TOKENS:,} tokens")
 
     @property
     def end_s(self) -> float:
@@ -116,7 +109,7 @@ def _session(found: Sequence[_Recorded], idle_cap_s: float | None) -> Session:
     for each in found:
         ends_s = [found[number].end_s - shifts_s[found[number].start_s] for number in each.after]
         wait_s = each.start_s - shifts_s[each.start_s] - max(ends_s, default=0.0)
-        if wait_s > MOST_TIME_S:
+        if wait_s > lengths.MOST_TIME_S:
             raise ValueError("a request waits for more than 30 years")
         tokens = each.input_tokens, each.output_tokens
         requests.append(SessionRequest(*tokens, each.parts, each.after, max(0.0, wait_s)))
@@ -280,15 +273,15 @@ class AgentShape:
     wait       seconds of a tool
     """
 
-    steps: LengthDistribution
-    fan: LengthDistribution
-    sub_steps: LengthDistribution
-    system: LengthDistribution
-    task: LengthDistribution
-    result: LengthDistribution
-    answer: LengthDistribution
-    context: LengthDistribution
-    wait: Pauses
+    steps: lengths.LengthDistribution
+    fan: lengths.LengthDistribution
+    sub_steps: lengths.LengthDistribution
+    system: lengths.LengthDistribution
+    task: lengths.LengthDistribution
+    result: lengths.LengthDistribution
+    answer: lengths.LengthDistribution
+    context: lengths.LengthDistribution
+    wait: lengths.Pauses
     fan_chance: float
 
 
@@ -312,7 +305,7 @@ def parse_agents(text: str) -> AgentShape:
         if name not in known:
             raise InputError(f"agents: no {part!r}; known are {', '.join(known)}, as in steps=8")
         if name != "fan_chance":
-            read[name] = (parse_seconds if name == "wait" else parse_lengths)(value)
+            read[name] = (lengths.parse_seconds if name == "wait" else lengths.parse_lengths)(value)
             continue
         if re.fullmatch(r"0|1|0?\.\d+", value) is None:
             raise InputError(f"agents: fan_chance is a number from 0 to 1, got {value!r}")

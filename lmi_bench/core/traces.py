@@ -19,8 +19,7 @@ from typing import Any
 
 from lmi_bench.core.durable import json_values, read_text, table_rows
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.lengths import MOST_TOKENS
-from lmi_bench.core.records import MOST_TIME_S
+from lmi_bench.core.lengths import MOST_TIME_S, MOST_TOKENS
 from lmi_bench.core.units import ms_to_s
 
 _USER, _ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")

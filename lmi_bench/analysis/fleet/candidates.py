@@ -120,7 +120,7 @@ def machines_needed(request: RecommendRequest, layout: Layout, copy: CopyCapacit
     if least is not None:
         each = layout.copies * per_copy * request.workload.output_tokens
         machines = max(machines, math.ceil(least / each - 1e-9))
-    return machines
+    return max(1, machines)  # also for less than a request in years
 
 
 def operating_of(request: RecommendRequest, fleet: Fleet) -> Operating:

@@ -111,7 +111,7 @@ class _Pair:
     def smallest(self) -> "_Size | None":
         """The fewest machines that keep the limits in closed form."""
         prefill = math.ceil(self.wanted_per_s / self.pools.prompts_per_s)
-        decode = math.ceil(self.wanted_per_s / self.decode_per_s - 1e-9)
+        decode = max(1, math.ceil(self.wanted_per_s / self.decode_per_s - 1e-9))
         most = _MOST_WORKERS * (prefill + decode)
         factors, output = self.planned[1].factors, self.pools.decode.output_tokens
         first_s = _limit_s(self.request, "ttft") / factors.ttft

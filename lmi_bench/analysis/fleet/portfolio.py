@@ -112,7 +112,7 @@ def member_of(name: str, request: RecommendRequest) -> Member:
     for layout, copy in layouts:
         per_copy = copy.belief(keeps_slos=bool(request.slos)).sure_per_s
         if per_copy > 0:
-            copies = math.ceil(request.rate_per_s / per_copy - 1e-9)
+            copies = max(1, math.ceil(request.rate_per_s / per_copy - 1e-9))
             need = Need(layout.tensor_parallel, copies)
             needs.setdefault(layout.instance.instance_type, []).append(need)
     return Member(name, {instance: tuple(found) for instance, found in needs.items()})
