@@ -7,7 +7,7 @@ from lmi_bench.core.errors import InputError
 
 ArrivalProcess = Literal["constant", "poisson", "gamma", "trace"]
 LoadAxis = Literal["concurrency", "rate_per_s"]
-LEAST_PER_S, MOST = 1e-9, 10**9  # requests a second; users or requests a second
+LEAST_PER_S, MOST = 1e-12, 10**9  # requests a second; users or requests a second
 
 
 @dataclass(frozen=True, slots=True)

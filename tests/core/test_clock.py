@@ -6,7 +6,7 @@ import time
 import pytest
 
 from lmi_bench.core.clock import is_virtual, loop_time_s, run_virtual, settle
-from lmi_bench.core.errors import LmiBenchError
+from lmi_bench.core.errors import InputError, LmiBenchError
 
 
 def now_s() -> float:
@@ -99,6 +99,11 @@ def test_a_wait_that_nothing_ends_is_an_error_and_not_a_hang():
 
     with pytest.raises(LmiBenchError, match="no timer ends"):
         run_virtual(main())
+
+
+def test_virtual_time_ends_where_small_steps_would_no_longer_move_it():
+    with pytest.raises(InputError, match="30 years"):
+        run_virtual(asyncio.sleep(1.1e9))
 
 
 def test_tasks_left_behind_are_cancelled():

@@ -48,6 +48,7 @@ def test_a_load_has_a_value_on_its_own_axis_only():
 @pytest.mark.parametrize(
     "fields",
     [{}, {"concurrency": 1, "rate_per_s": 1.0}, {"concurrency": 0}, {"rate_per_s": 0.0},
+     {"rate_per_s": 1e-20}, {"rate_per_s": 1e10}, {"concurrency": 10**10},
      {"rate_per_s": 1.0, "burstiness": 0.0}, {"rate_per_s": 1.0, "ramp_s": -1.0},
      {"rate_per_s": 1.0, "think_time_s": 1.0}, {"concurrency": 1, "think_time_s": -1.0}],
 )  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import parse_scenario
 from tests.engine.server.test_structured import write_model
 from tests.fuzz.damage import SEED, call, damage, find, run
@@ -241,8 +242,10 @@ HUGE, VAST = "1e308", "1" + "0" * 400
         ("log.jsonl", '"status": "success"', '"status": "\\ud800"'),
         ("day.csv", "\n6,", "\nnan,"),
         ("day.csv", "\n6,4", f"\n6,{HUGE}"),
+        ("day.csv", "\n18,3", "\n24,0"),
         ("day.csv", "\n6,4", "\n6,1e-320"),
         ("table.csv", "c=4", f"c={VAST}"),
+        ("table.csv", "r=1", "r=1e-300"),
         ("prices.csv", "2026-11-01", "2026-13-45"),
         ("scenario.yaml", "turns: null", f"turns: {VAST}"),
         ("scenario.yaml", "profile: null", f"profile: '{'9' * 300}'"),
@@ -264,3 +267,17 @@ def test_a_value_that_once_broke_a_command_is_named(folder, name, old, new):
     (folder / name).write_text(text.replace(old, new, 1))
     for number, door in enumerate(DOORS[name]):
         call(*door(folder / name, folder / f"out{number}"))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("explain savings", "CHEAP, DEAR: missing"),
+        ("recommend --model qwen3-8b --isl 64 --osl 8 --blended-ratio -1", "at least 0"),
+        ("sweep --target sim:ml.g5.2xlarge --model qwen3-8b --rate 1e-20", "1e-12 to 1e9"),
+    ],
+)
+def test_options_that_once_broke_a_command_are_named(tmp_path, command, says):
+    out = ("--out", tmp_path) if command.startswith("sweep") else ()
+    with pytest.raises(InputError, match=says):
+        run(*command.split(), *out)

@@ -62,11 +62,10 @@ class LoadCurve:
     def steepest_growth_per_s(self) -> float:
         """Largest relative growth a second, (dr/dt) / r; from 0 it is relative to the next rate."""
         rates, times = np.array(self.rates_per_s), np.array(self.times_s)
-        rise = np.diff(rates, append=rates[0])
-        growth = (
-            rise / np.diff(times, append=times[0] + DAY_S) / np.where(rates > _NOTHING, rates, rise)
-        )
-        return float(max(growth[rise > 0], default=0.0))
+        rise, gaps_s = np.diff(rates, append=rates[0]), np.diff(times, append=times[0] + DAY_S)
+        grows = rise > 0
+        growth = rise[grows] / np.where(rates > _NOTHING, rates, rise)[grows]
+        return float(max(growth / np.maximum(gaps_s[grows], _SHORTEST_S), default=0.0))
 
 
 def load_curve_file(path: Path) -> LoadCurve:

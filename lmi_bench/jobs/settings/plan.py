@@ -375,8 +375,8 @@ class BlendedSettings(Settings):
 class SavingsSettings(Settings):
     """Two machines."""
 
-    cheap: str = option("Cheaper instance type.", argument=True, metavar="CHEAP")
-    dear: str = option("Dearer instance type.", argument=True, metavar="DEAR")
+    cheap: str = option("Cheaper instance type.", argument=True, value=REQUIRED, metavar="CHEAP")
+    dear: str = option("Dearer instance type.", argument=True, value=REQUIRED, metavar="DEAR")
     cheap_price: float | None = option(
         "Price of CHEAP in USD/h.", default="the catalog's", must="above 0"
     )

@@ -127,7 +127,7 @@ class RecommendSettings(Settings):
         default="as many as are needed", group=planning.PRICES, rare=True
     )
     availability: str = option(value="none", group=planning.LIMITS)
-    blended_ratio: float = option(value=3.0, group=planning.PRICES, rare=True)
+    blended_ratio: float = option(value=3.0, must="at least 0", group=planning.PRICES, rare=True)
     discount: float = option(value=0.0, group=planning.PRICES, rare=True)
     explain: bool = option(value=False)
     seed: int = option(planning.SEED, value=0)

@@ -47,6 +47,11 @@ def test_every_machine_of_the_catalog_is_a_candidate_or_rejected_with_a_reason(w
     assert all(rejection.reason for rejection in whole_catalog.rejected)
 
 
+def test_a_request_in_thirty_years_still_needs_a_machine():
+    recommended = ask(load=Load(rate_per_s=1e-9)).recommended
+    assert recommended.instances == 1
+
+
 def test_a_machine_without_a_price_is_listed_without_one_and_never_wins_on_cost(whole_catalog):
     (unpriced, *_) = (c for c in whole_catalog.candidates if c.instance == "ml.p5e.48xlarge")
     assert unpriced.price_usd_per_hour is None
