@@ -49,10 +49,11 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The checks of the text run beside the first tests, which wait for no clock.
+# The checks of the text run beside the first tests, which wait for no clock. Bytecode is kept, also
+# where the shell says otherwise: else each program that a test starts compiles all that it imports.
 test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory lint & lint=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS); tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS); tests=$$?; \
 	wait $$lint && exit $$tests
 
 # The command line's page is made from the program, so lmi-bench itself is installed too.
@@ -80,7 +81,7 @@ posts: $(VENV)/.dev
 # Its seeds begin with the time; SEED=N repeats those of a failure.
 fuzz: $(VENV)/.dev
 	LMI_BENCH_FUZZ=$${FUZZ:-100000} LMI_BENCH_FUZZ_SEED=$${SEED:-$$(date +%s)} OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/fuzz
+		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/fuzz
 
 # The receiver and the engine's step in C and C++ under gcc's address, undefined and thread sanitizers.
 sanitize: $(VENV)/.dev

@@ -69,7 +69,7 @@ def test_levels_that_nobody_named_double_until_the_server_is_full(tmp_path):
     """
     run = tmp_path / "run"
     with runtime_server(step_s=0.05, max_rolling_batch_size=2) as url:
-        args = ("sweep", url, "--isl", "8", "--osl", "8", "--requests-per-user", "3")
+        args = ("sweep", url, "--isl", "8", "--osl", "4", "--requests-per-user", "3")
         done = lmi_bench(*args, "--out", run)
     assert "levels are picked for 5:00 at most (--max-time)" in done.stderr
     levels = [line["concurrency"] for line in lines_of(run, "levels.jsonl")]

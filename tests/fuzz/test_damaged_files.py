@@ -16,7 +16,7 @@ import pytest
 
 from tests.fuzz.damage import SEED, call, damage, find
 
-NUMBER = int(os.environ.get("LMI_BENCH_FUZZ", "240")) // 2
+NUMBER = int(os.environ.get("LMI_BENCH_FUZZ", "2000")) // 2
 BATCHES = 6 if NUMBER <= 1000 else 50
 
 
