@@ -38,7 +38,6 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.units import plural
-from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.jobs.planned import planned_setup
 from lmi_bench.jobs.settings.plan import CalibrateSettings, ValidateSettings
 from lmi_bench.targets.profiles import SHIPPED, find_profile
@@ -139,6 +138,8 @@ def calibration_of(
 
 
 def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel]:
+    from lmi_bench.interchange.imports.read import read_results  # and pandas
+
     try:
         found = read_results(source)
     except InputError as exc:

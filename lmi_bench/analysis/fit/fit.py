@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from lmi_bench.analysis.fit.discrepancy import (
     OUTLIER,
@@ -315,6 +314,8 @@ def _fit_steps(
     scale: float = 1.0,
 ) -> EngineProfile:
     """The robust fit. Times to first token count only where they are smooth in the parameters."""
+    from scipy.optimize import least_squares  # 0.4 s to load
+
     base, names, cells = prior.base, prior.names, prior.cells
     observations = observations_of(cells)
     start = _logs(base, names)

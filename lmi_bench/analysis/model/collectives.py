@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from lmi_bench.core.errors import InputError
 
@@ -33,6 +32,8 @@ def fit_all_reduce(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Coll
     >>> round(fit.latency_s * 1e6, 3), round(fit.bytes_per_s / 1e9, 3)
     (10.0, 1.0)
     """
+    from scipy.optimize import nnls  # 0.4 s to load
+
     if len(set(sizes_bytes)) < 2:
         raise InputError(f"a fit needs at least 2 sizes, got {len(set(sizes_bytes))}")
     sizes, times = np.array(sizes_bytes, dtype=np.float64), np.array(times_s, dtype=np.float64)
