@@ -75,9 +75,9 @@ def main() -> None:
         where = f"cannot write {exc.filename}: " if exc.filename else ""
         typer.echo(f"error: {where}{exc.strerror}; make room and try again", err=True)
         sys.exit(EXIT_FAILED)
-    except KeyboardInterrupt:
-        _end_interrupted()
-    except Exception as exc:  # noqa: BLE001 - the last resort
+    except SystemExit:
+        raise
+    except BaseException as exc:  # noqa: BLE001 - the last resort, also for a panic in Rust
         _fail_unexpectedly(exc)
 
 
@@ -86,7 +86,7 @@ def _end_interrupted() -> NoReturn:
     sys.exit(EXIT_INTERRUPTED)
 
 
-def _fail_unexpectedly(exc: Exception) -> NoReturn:
+def _fail_unexpectedly(exc: BaseException) -> NoReturn:
     """End with one line; the traceback goes to a file."""
     import tempfile
     import traceback

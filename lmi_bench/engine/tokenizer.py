@@ -62,7 +62,9 @@ class Tokenizer:
         fast = _fast_tokenizer_class()
         try:
             tokenizer = fast.from_file(str(path))
-        except Exception as exc:  # the library raises bare Exception for any invalid file
+        except BaseException as exc:  # for an invalid file bare Exception, or a panic of Rust
+            if isinstance(exc, KeyboardInterrupt):
+                raise
             raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
         return cls(tokenizer, eos_token_ids(folder), folder)
 

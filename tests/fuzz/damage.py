@@ -128,7 +128,9 @@ def find(seeds, tmp_path, one):
         signal.alarm(MOST_S)
         try:
             one(folder, random.Random(seed))
-        except Exception as exc:  # noqa: BLE001 - what ends otherwise is the finding
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # noqa: BLE001 - what ends otherwise is the finding
             place = traceback.extract_tb(exc.__traceback__)[-1]
             failed.append(f"seed {seed}: {exc!r:.80} at {place.filename}:{place.lineno}")
         finally:

@@ -256,6 +256,7 @@ HUGE, VAST = "1e308", "1" + "0" * 400
         ("matrix.yaml", "name: chat", f"name: {'ü' * 300}"),
         ("matrix.yaml", "input_tokens: 64", f"input_tokens: {VAST}"),
         ("model/config.json", '"intermediate_size": 96', f'"intermediate_size": {VAST}'),
+        ("model/tokenizer.json", '      "Properties": 309,\n', ""),
         ("model/generation_config.json", '"eos_token_id": 1', '"eos_token_id": [[1]]'),
         ("imports/awscurl.json", '"totalRequests": 400', f'"totalRequests": {2**70}'),
         ("imports/llmeter_responses.jsonl", '"error": null', '"error": "\\ud800"'),

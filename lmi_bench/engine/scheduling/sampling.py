@@ -89,8 +89,8 @@ class SamplingParams:
             raise InputError(f"a token id must be 0 or more, got {min(self.stop_token_ids)}")
         if self.top_k < 0:
             raise InputError(f"top_k must be 0 (off) or more, got {self.top_k}")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise InputError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
+        if not 1e-6 <= self.repetition_penalty <= 1e6:  # beyond it logits overflow float32
+            raise InputError(f"repetition_penalty must be 1e-6 to 1e6: {self.repetition_penalty:g}")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             if not -STRONGEST_PENALTY <= value <= STRONGEST_PENALTY:
