@@ -1,6 +1,5 @@
 """One request's generation settings: sampling, penalties and stop conditions."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
@@ -79,8 +78,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if not 0 <= self.temperature < math.inf:
-            raise InputError(f"temperature must be 0 or more, got {self.temperature:g}")
+        if not 0 <= self.temperature <= 1e6:
+            raise InputError(f"temperature must be 0 or more, up to 1e6: {self.temperature:g}")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p:g}")
         if not 0 <= self.min_p <= 1:

@@ -46,6 +46,7 @@ def post_raw(serve_toy, path, body, **settings):
         (b'{"inputs": "a", "parameters": {"max_new_tokens": "9"}}', "must be an integer"),
         (b'{"inputs": "a", "parameters": {"max_new_tokens": true}}', "must be an integer"),
         (b'{"inputs": "a", "parameters": {"temperature": -1}}', "temperature must be 0 or more"),
+        (b'{"inputs": "a", "parameters": {"temperature": 1e39}}', "up to 1e6"),
         (b'{"inputs": "a", "parameters": {"repetition_penalty": 1e-320}}', "1e-6 to 1e6"),
         (b'{"inputs": "a", "parameters": {"repetition_penalty": 1e300}}', "1e-6 to 1e6"),
         (b'{"inputs": "a", "parameters": {"top_p": 0.0}}', "top_p must be above 0"),
