@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 # without compiling: most modules of torch and transformers are never imported
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt $(PIP_ARGS)
 QUICKSTART := runs/quickstart
-# The tests share the cores: one thread of arithmetic a process, and a process more than there are
-# cores where CI has two, since many tests wait for a clock.
+# The tests share the cores, so each process computes with one thread. Three processes keep two cores
+# busy, since many tests wait for a clock.
 PYTEST_WORKERS ?= 3
 
 .PHONY: quickstart test lint docs accuracy features posts fuzz sanitize audit gpu-hour clean
@@ -50,8 +50,8 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The checks of the text run beside the first tests, which wait for no clock. Bytecode is kept, also
-# where the shell says otherwise: else each program that a test starts compiles all that it imports.
+# The checks of the text run beside the first tests, which wait for no clock. Python writes bytecode
+# even where the shell forbids it: else each program that a test starts compiles all its imports.
 test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory lint & lint=$$!; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS); tests=$$?; \
@@ -82,7 +82,7 @@ posts: $(VENV)/.dev
 # Its seeds begin with the time; SEED=N repeats those of a failure.
 fuzz: $(VENV)/.dev
 	LMI_BENCH_FUZZ=$${FUZZ:-100000} LMI_BENCH_FUZZ_SEED=$${SEED:-$$(date +%s)} OMP_NUM_THREADS=1 \
-		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 tests/fuzz
+		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/fuzz
 
 # The receiver and the engine's step in C and C++ under gcc's address, undefined and thread sanitizers.
 sanitize: $(VENV)/.dev

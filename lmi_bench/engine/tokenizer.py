@@ -62,7 +62,7 @@ class Tokenizer:
         fast = _fast_tokenizer_class()
         try:
             tokenizer = fast.from_file(str(path))
-        except BaseException as exc:  # for an invalid file bare Exception, or a panic of Rust
+        except BaseException as exc:  # the library raises bare Exception, or panics
             if isinstance(exc, KeyboardInterrupt):
                 raise
             raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc

@@ -101,7 +101,7 @@ def test_a_wait_that_nothing_ends_is_an_error_and_not_a_hang():
         run_virtual(main())
 
 
-def test_virtual_time_ends_where_small_steps_would_no_longer_move_it():
+def test_virtual_time_ends_after_thirty_years():
     with pytest.raises(InputError, match="30 years"):
         run_virtual(asyncio.sleep(1.1e9))
 

@@ -78,7 +78,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if not 0 <= self.temperature <= 1e6:
+        if not 0 <= self.temperature <= 1e6:  # float32 must hold what is computed with it
             raise InputError(f"temperature must be 0 or more, up to 1e6: {self.temperature:g}")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p:g}")
@@ -88,7 +88,7 @@ class SamplingParams:
             raise InputError(f"a token id must be 0 or more, got {min(self.stop_token_ids)}")
         if self.top_k < 0:
             raise InputError(f"top_k must be 0 (off) or more, got {self.top_k}")
-        if not 1e-6 <= self.repetition_penalty <= 1e6:  # beyond it logits overflow float32
+        if not 1e-6 <= self.repetition_penalty <= 1e6:
             raise InputError(f"repetition_penalty must be 1e-6 to 1e6: {self.repetition_penalty:g}")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
