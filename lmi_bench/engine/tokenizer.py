@@ -31,10 +31,9 @@ class Tokenizer:
     def __init__(
         self, tokenizer: Any, eos_token_ids: Iterable[int] = (), folder: Path | None = None
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self.folder = tokenizer, folder
         tokenizer.no_truncation()  # a tokenizer saved during training may truncate or pad
         tokenizer.no_padding()
-        self.folder = folder
         path = None if folder is None else folder / "generation_config.json"
         stated = read_object(path) if path is not None and path.is_file() else {}
         self.sampling: Mapping[str, float] = {
@@ -62,6 +61,8 @@ class Tokenizer:
         fast = _fast_tokenizer_class()
         try:
             tokenizer = fast.from_file(str(path))
+            tokenizer.no_padding()  # it may be of any length
+            tokenizer.encode("a")  # what a post-processor lacks shows only here
         except BaseException as exc:  # the library raises bare Exception, or panics
             if isinstance(exc, KeyboardInterrupt):
                 raise

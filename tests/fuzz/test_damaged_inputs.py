@@ -233,6 +233,8 @@ def test_a_damaged_input_ends_in_one_line(base, tmp_path, batch):
 
 
 HUGE, VAST = "1e308", "1" + "0" * 400
+MISSING = [{"SpecialToken": {"id": "no", "type_id": 0}}]
+LACKING = {"type": "TemplateProcessing", "single": MISSING, "pair": [], "special_tokens": {}}
 
 
 @pytest.mark.parametrize(
@@ -257,6 +259,11 @@ HUGE, VAST = "1e308", "1" + "0" * 400
         ("matrix.yaml", "input_tokens: 64", f"input_tokens: {VAST}"),
         ("model/config.json", '"intermediate_size": 96', f'"intermediate_size": {VAST}'),
         ("model/tokenizer.json", '      "Properties": 309,\n', ""),
+        (
+            "model/tokenizer.json",
+            '"post_processor": null',
+            f'"post_processor": {json.dumps(LACKING)}',
+        ),
         ("model/generation_config.json", '"eos_token_id": 1', '"eos_token_id": [[1]]'),
         ("imports/awscurl.json", '"totalRequests": 400', f'"totalRequests": {2**70}'),
         ("imports/llmeter_responses.jsonl", '"error": null', '"error": "\\ud800"'),
