@@ -100,7 +100,7 @@ class TtftSplit(JsonValue):
     other_ms    the rest of the server's own TTFT; None where it is not known apart: it is in
                 `prefill_ms` of /metrics without prefill times, in `network_ms` of answers
     bound_ms    error of the client's part of it, at most: how late reads and sends may have been
-    requests    answers that count: streamed and complete, first ones of users included
+    requests    streamed and complete answers; first ones of users count only with `metrics`
     source      of the server's times: `answers` or `metrics`
     """
 

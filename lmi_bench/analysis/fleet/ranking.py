@@ -109,7 +109,8 @@ def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Ite
         return
     best, machines = ranked[0], {each.instance_type: each for each in request.considered}
     if best.price_range_usd_per_hour is not None:
-        yield f"{PRICE_ESTIMATED} {best.cost.price_component}, to be checked before buying"
+        of = str(best.cost.price_component).replace("component not stated", "an unnamed service")
+        yield f"{PRICE_ESTIMATED} it is that of {of}; check the hosting price before buying"
     rates = {
         name: each.num_accelerators * (each.accelerator.bandwidth_bytes_per_s or 0.0)
         for name, each in machines.items()

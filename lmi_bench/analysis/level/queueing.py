@@ -156,27 +156,33 @@ class _Copy:
     since: dict[float, int] = field(default_factory=dict)
     phases: dict[int, int] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
+    paged: bool = field(init=False)
+    block_size: int = field(init=False)
+    cache_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:  # a property at each of many steps takes time
+        self.paged = self.config.kv_layout is KvLayout.PAGED
+        self.block_size, self.cache_tokens = self.config.block_size, self.config.cache_tokens
 
     def _free_tokens(self, later: int = 0) -> int:
         """Least tokens of free blocks when the decoding sequences have `later` more tokens."""
-        held = self.context + later * self.rows + self.to_fill
-        held += (self.config.block_size - 1) * self.rows
-        return self.config.cache_tokens - held + self.shared * max(0, len(self.running) - 1)
+        held = self.context + self.to_fill + (self.block_size - 1 + later) * self.rows
+        if self.shared:
+            held -= self.shared * max(0, len(self.running) - 1)
+        return self.cache_tokens - held
 
     def _has_room(self, tokens: int, later: int = 0) -> bool:
         """Whether whole blocks for so many tokens are free then."""
-        if self.config.kv_layout is KvLayout.CONTIGUOUS:
-            return tokens <= self.config.cache_tokens - self.reserved
-        size, least = self.config.block_size, self._free_tokens(later)
-        if not least < tokens <= least + (size - 1) * self.rows:
+        least, most = self._free_tokens(later), (self.block_size - 1) * self.rows
+        if not least < tokens <= least + most:
             return tokens <= least
-        at = self.steps + later
+        at, size = self.steps + later, self.block_size
         empty = sum(count * (-(phase + at) % size) for phase, count in self.phases.items())
-        return tokens <= least + (size - 1) * self.rows - empty
+        return tokens <= least + most - empty
 
     def _blocks(self, tokens: int) -> int:
         """Tokens of the blocks that hold so many."""
-        return -(-tokens // self.config.block_size) * self.config.block_size
+        return -(-tokens // self.block_size) * self.block_size
 
     def step(self, next_arrival_s: float | None) -> int:
         """The next step, or a run of decode steps until something changes; how many ended."""
@@ -194,9 +200,7 @@ class _Copy:
 
     def _make_room(self) -> None:
         """Send the youngest back until every decoding sequence has room for a token."""
-        if self.config.kv_layout is KvLayout.CONTIGUOUS:
-            return
-        while len(self.running) > 1 and not self._has_room(0):
+        while self.paged and len(self.running) > 1 and not self._has_room(0):
             youngest = self.running.pop()
             if youngest.ends < 0:
                 self.filling.remove(youngest)
@@ -214,7 +218,7 @@ class _Copy:
         self.since[request.last_s] -= 1
 
     def _count(self, tokens: int, more: int) -> None:
-        phase = (tokens - self.steps) % self.config.block_size
+        phase = (tokens - self.steps) % self.block_size
         self.phases[phase] = self.phases.get(phase, 0) + more
         self.rows += more
         self.context += more * tokens
@@ -223,19 +227,22 @@ class _Copy:
         """Prompts of the next step, begun ones first, each with its tokens in it."""
         budget = limit = self.config.max_rolling_batch_prefill_tokens
         chosen: list[tuple[_Request, int]] = []
-        before = len(self.running)
+        before, begun = len(self.running), len(self.filling)
         while budget:
-            begun = self.filling[len(chosen)] if len(chosen) < len(self.filling) else None
-            fits = begun is None and (len(self.running) > before or self._may_join())
-            request = begun or (self.waiting[0] if fits and self._head_fits() else None)
-            if request is None:
+            if len(chosen) < begun:
+                request = self.filling[len(chosen)]
+            elif self.waiting and (len(self.running) > before or self._may_join()):
+                if not self._head_fits():
+                    break
+                request = self.waiting[0]
+            else:
                 break
             left = request.to_fill - request.computed
             splits = self.config.chunked_prefill or request.to_fill > limit
             part = prompt_part(left, budget, may_split=splits)
             if not part:
                 break
-            if begun is None:
+            if len(chosen) >= begun:
                 self.waiting.popleft()
                 self.running.append(request)
                 self.filling.append(request)
@@ -258,16 +265,18 @@ class _Copy:
         return tokens <= self.config.max_rolling_batch_prefill_tokens and self._fit(heads)
 
     def _head_fits(self) -> bool:
-        if not self.waiting or len(self.running) >= self.config.max_rolling_batch_size:
+        if len(self.running) >= self.config.max_rolling_batch_size:
             return False
-        return self._fit([self.waiting[0]])
+        return self._fit((self.waiting[0],))
 
     def _fit(self, heads: Sequence[_Request]) -> bool:
         """Whether the cache takes these beside a block more for each running sequence."""
-        if self.config.kv_layout is KvLayout.CONTIGUOUS:
-            return self._has_room(sum(each.prompt + each.output for each in heads))
-        needed = self.config.block_size * (len(self.running) + len(heads) - 1)
-        needed += sum(self._blocks(each.to_fill) for each in heads)
+        if not self.paged:
+            held = self.reserved + sum(each.prompt + each.output for each in heads)
+            return held <= self.cache_tokens
+        needed = self.block_size * (len(self.running) + len(heads) - 1)
+        for each in heads:
+            needed += self._blocks(each.to_fill)
         return self._has_room(needed, 0 if self.config.chunked_prefill else -1)
 
     def _prefill(self, prompts: list[tuple[_Request, int]], decoding: int) -> int:
@@ -311,7 +320,7 @@ class _Copy:
     def _decode(self, next_arrival_s: float | None) -> int:
         """Decode until a sequence ends, a request arrives that may run, or the cache is full."""
         steps = self.ending[0][0] - self.steps
-        if self.config.kv_layout is KvLayout.PAGED:
+        if self.paged:
             steps = max(1, min(steps, 1 + self._free_tokens() // self.rows))
         until_s, waits = None, bool(self.waiting) and self._head_fits()
         if waits:
@@ -344,13 +353,15 @@ class _Copy:
         self.since = {now_s: self.rows}
 
     def _end_requests(self) -> int:
-        before = len(self.running)
-        while self.ending and (
-            self.ending[0][0] <= self.steps or self.ending[0][0] != self.ending[0][2].ends
-        ):
-            ends, _, request = heapq.heappop(self.ending)
-            if ends != request.ends:
-                continue  # it was sent back in between
+        before, ending = len(self.running), self.ending
+        while ending:
+            ends, _, request = ending[0]
+            sent_back = ends != request.ends  # in between
+            if ends > self.steps and not sent_back:
+                break
+            heapq.heappop(ending)
+            if sent_back:
+                continue
             request.produced = request.output
             request.last_s = request.end_s = self.now_s
             self._stop_decoding(request)

@@ -164,7 +164,6 @@ class Replica:
     next_s: float = math.inf
     _requests: dict[int, SentRequest] = field(default_factory=dict)
     _batch: StepBatch | None = None
-    _run_start_s: float = 0.0
     _run_ends_s: list[float] = field(default_factory=list)  # ends of the steps of a run
     _run_requests: list[SentRequest] = field(default_factory=list)
 
@@ -220,11 +219,11 @@ class Replica:
         return StepOutput(entry.seq_id, (_TOKEN_ID,) * count)
 
     def start_step(self, now_s: float, before_s: float) -> None:
-        """If idle, begin the next step, or a run of steps that ends before `before_s`."""
+        """If idle, begin the next step, or a run; only its first may end after `before_s`."""
         if self._batch is not None or self._run_ends_s:
             return
-        steps = self.scheduler.identical_decode_steps()
-        if steps > 1 and self._start_run(steps, now_s, before_s):
+        if steps := self.scheduler.identical_decode_steps():
+            self._start_run(steps, now_s, before_s)
             return
         planned = self.scheduler.plan(now_s)
         if isinstance(planned, StepBatch):
@@ -237,7 +236,7 @@ class Replica:
         else:
             self.next_s = planned.at_s if isinstance(planned, WaitUntil) else math.inf
 
-    def _start_run(self, steps: int, now_s: float, before_s: float) -> bool:
+    def _start_run(self, steps: int, now_s: float, before_s: float) -> None:
         first = self.scheduler.decode_shape()
         rows, context = first.decode_sequences, first.decode_context_tokens
         predict = self.engine.step_time.step_time_s
@@ -245,19 +244,15 @@ class Replica:
         at_s = now_s
         for context_tokens in range(context, context + steps * rows, rows):
             at_s += predict(StepShape.decoding(rows, context_tokens))
-            if at_s >= before_s:
+            if ends_s and at_s >= before_s:
                 break
             ends_s.append(at_s)
-        if not ends_s:
-            return False
-        self._run_start_s = now_s
         self._run_ends_s = ends_s
         self._run_requests = [self._requests[i] for i in self.scheduler.running_seq_ids()]
         self.next_s = ends_s[-1]
-        return True
 
     def _break_run(self, now_s: float, slack_s: float) -> None:
-        """An event before the last end of a run: continue step by step from the present step.
+        """An event before the last end of a run: it ends with the present step.
 
         A step that ends at this instant has ended.
         """
@@ -265,23 +260,19 @@ class Replica:
         if not ends_s or ends_s[-1] <= now_s + slack_s:
             return
         done = bisect_right(ends_s, now_s + slack_s)
-        start_s = ends_s[done - 1] if done else self._run_start_s
-        self._take_run(done)
-        if done and start_s >= now_s - slack_s:
+        if done and ends_s[done - 1] >= now_s - slack_s:
+            self._take_run(done)
             self.next_s = math.inf  # between two steps: the next one begins at this instant
             return
-        batch = self.scheduler.plan(start_s)
-        assert isinstance(batch, StepBatch)
-        self._batch = batch
+        del ends_s[done + 1 :]
         self.next_s = ends_s[done]
 
     def _take_run(self, num_steps: int) -> None:
-        if num_steps:
-            self.scheduler.skip_decode_steps(num_steps, _TOKEN_ID)
-            times = self._run_ends_s[:num_steps]
-            for request in self._run_requests:
-                request.token_times.extend(times)
-                request.token_counts.extend([1] * num_steps)
+        self.scheduler.skip_decode_steps(num_steps, _TOKEN_ID)
+        times = self._run_ends_s[:num_steps]
+        for request in self._run_requests:
+            request.token_times.extend(times)
+            request.token_counts.extend([1] * num_steps)
         self._run_ends_s = []
 
 

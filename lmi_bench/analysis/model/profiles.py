@@ -199,19 +199,14 @@ class EngineProfile:
         is_square = all(len(row) == len(correlation) for row in correlation)
         values = [getattr(self, each.name) for each in fields(self)]
         most = max(abs(each) for each in values if isinstance(each, (int, float)))
-        least, share, block = (
-            min(self.up_to.values(), default=1.0),
-            self.memory_share,
-            self.block_size,
-        )
+        least = min(self.up_to.values(), default=1.0)
+        share, block = self.memory_share, self.block_size
+        in_range = all(0 <= each <= _MOST for each in scales)
         for holds, rule in (
             (is_square and len(correlation) <= size, f"the correlation must be {size} by {size}"),
             (not unknown, f"unknown parameters {sorted(unknown)}"),
-            (
-                all(0 <= each <= _MOST for each in scales),
-                f"parameters, spreads and scales must be 0 to {_MOST:g}",
-            ),
-            (all(abs(x) <= 1.01 for row in correlation for x in row), "correlations are -1 to 1"),
+            (in_range, f"parameters, spreads and scales must be 0 to {_MOST:g}"),
+            (is_square and np.abs(correlation).max(initial=0) <= 1.01, "correlations are -1 to 1"),
             (0 < share <= 1, f"memory_share must be above 0 and at most 1, got {share:g}"),
             (block >= 1, f"block_size must be at least 1, got {block}"),
             (least >= _LEAST, f"limits in up_to must be at least {_LEAST:g}, got {least:g}"),

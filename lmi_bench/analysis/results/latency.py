@@ -37,11 +37,12 @@ _Server = tuple[float, float | None, float, str]
 
 def ttft_split(run: LevelRun, columns: Columns) -> TtftSplit | None:
     """The parts of the mean TTFT; None where the server states none, or served others too."""
-    ttft_s, rows = columns.values_s("ttft_from_sent", open_loop=False, counted_only=False)
-    if not ttft_s.size:
-        return None
-    found = _of_answers(run, rows.tolist()) or _of_metrics(run.server, ttft_s.size)
-    if found is None:
+    ttft_s, rows = columns.values_s("ttft_from_sent", open_loop=False)
+    found = _of_answers(run, rows.tolist()) if rows.size else None
+    if found is None:  # the page's means are those of all requests
+        ttft_s, rows = columns.values_s("ttft_from_sent", open_loop=False, counted_only=False)
+        found = _of_metrics(run.server, ttft_s.size)
+    if found is None or not ttft_s.size:
         return None
     queue_ms, stated_ms, server_ms, source = found
     prefill_ms = server_ms - queue_ms if stated_ms is None else stated_ms

@@ -301,6 +301,31 @@ def test_times_in_the_answers_come_before_the_page_and_leave_the_rest_to_the_net
     assert (split.other_ms, split.source) == (None, "answers")
 
 
+def test_first_requests_of_users_are_in_the_split_only_where_the_servers_page_counts_them():
+    """One of ten waits 0.32 s instead of 0.12: it is no part of the level's TTFT."""
+    records = [
+        RequestRecord(
+            i, float(i), Exchange(float(i), (i + wait_s, i + 1.0), **stages), at_start=first
+        )
+        for i in range(10)
+        for first in [i == 0]
+        for wait_s in [0.32 if first else 0.12]
+        for stages in [{"queue_s": wait_s - 0.06, "prefill_s": 0.04}]
+    ]
+    spec = LevelSpec(0, Load(concurrency=1), num_requests=10)
+    level = summarise_level(LevelRun(spec, 0, records, server=SERVED))
+    split = level.ttft_split
+    assert (split.requests, split.source) == (9, "answers")
+    assert (split.queue_ms, split.network_ms) == pytest.approx((60.0, 20.0))
+    assert split.queue_ms + split.prefill_ms + split.network_ms == pytest.approx(
+        level.of("ttft").mean
+    )
+    untold = [replace(one, exchange=replace(one.exchange, queue_s=None)) for one in records]
+    split = summarise_level(LevelRun(spec, 0, untold, server=SERVED)).ttft_split
+    assert (split.requests, split.source) == (10, "metrics")
+    assert split.network_ms == pytest.approx(140.0 - 100.0)
+
+
 def test_a_server_without_prefill_times_has_the_rest_of_its_ttft_there():
     split = _level(replace(SERVED, prefill_mean_ms=None)).ttft_split
     assert (split.prefill_ms, split.other_ms) == (70.0, None)
