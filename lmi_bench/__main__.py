@@ -11,8 +11,12 @@ def main() -> None:
     try:
         try:
             from lmi_bench.cli.main import main as run
-        except KeyboardInterrupt:
-            sys.exit(130)  # EXIT_INTERRUPTED; where it is defined may not be loaded yet
+        except BaseException as exc:
+            from lmi_bench.core.errors import EXIT_INTERRUPTED, is_ctrl_c
+
+            if not is_ctrl_c(exc):
+                raise
+            sys.exit(EXIT_INTERRUPTED)
         sys.unraisablehook = _interrupt_again
         run()
     finally:  # Python's own end would print a KeyboardInterrupt of its last moments

@@ -10,7 +10,7 @@ from lmi_bench import __version__
 from lmi_bench.cli import bundled, plan, results, setup, sweep
 from lmi_bench.cli.command import Command
 from lmi_bench.cli.deploy import deploy
-from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, LmiBenchError
+from lmi_bench.core import errors
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.slo import join_goodput
 
@@ -63,27 +63,22 @@ def main() -> None:
     """Run the command line; what a user can mend ends in one line on stderr."""
     try:
         app(join_goodput(sys.argv[1:]))
-    except LmiBenchError as exc:
+    except errors.LmiBenchError as exc:
         typer.echo(f"error: {exc}", err=True)
         sys.exit(exc.exit_code)
     except OSError as exc:
         if exc.errno in _OF_A_PATH and exc.filename:
             typer.echo(f"error: {exc.filename!s:.100}: {exc.strerror}; name another", err=True)
-            sys.exit(EXIT_BAD_INPUT)
+            sys.exit(errors.EXIT_BAD_INPUT)
         if exc.errno not in _NO_ROOM:
             _fail_unexpectedly(exc)
         where = f"cannot write {exc.filename}: " if exc.filename else ""
         typer.echo(f"error: {where}{exc.strerror}; make room and try again", err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(errors.EXIT_FAILED)
     except SystemExit:
         raise
     except BaseException as exc:  # noqa: BLE001 - the last resort, also for a panic in Rust
         _fail_unexpectedly(exc)
-
-
-def _end_interrupted() -> NoReturn:
-    typer.echo("interrupted", err=True)
-    sys.exit(EXIT_INTERRUPTED)
 
 
 def _fail_unexpectedly(exc: BaseException) -> NoReturn:
@@ -91,15 +86,13 @@ def _fail_unexpectedly(exc: BaseException) -> NoReturn:
     import tempfile
     import traceback
 
-    cause: BaseException | None = exc
-    while cause is not None:
-        if isinstance(cause, KeyboardInterrupt):  # wrapped by what it interrupted
-            _end_interrupted()
-        cause = cause.__cause__ or cause.__context__
+    if errors.is_ctrl_c(exc):
+        typer.echo("interrupted", err=True)
+        sys.exit(errors.EXIT_INTERRUPTED)
     with tempfile.NamedTemporaryFile(
         "w", prefix="lmi-bench-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:
         file.write("".join(traceback.format_exception(exc)))
     what = redact_text(f"{type(exc).__name__}: {exc}").partition("\n")[0]
     typer.echo(f"error: {what}: a fault of lmi-bench; its trace is in {file.name}", err=True)
-    sys.exit(EXIT_FAILED)
+    sys.exit(errors.EXIT_FAILED)

@@ -98,6 +98,13 @@ def timeout_message(timeout_s: float, num_tokens: int) -> str:
     return f"no complete answer within {timeout_s:g} s, {num_tokens} tokens came"
 
 
+def is_ctrl_c(exc: BaseException | None) -> bool:
+    """Whether it is a Ctrl-C or was raised from one, as by a class that was being made."""
+    while exc is not None and not isinstance(exc, KeyboardInterrupt):
+        exc = exc.__cause__ or exc.__context__
+    return exc is not None
+
+
 def drop_frames(exc: BaseException) -> None:
     """Let go of what an exception was raised in. Where one of its frames holds it, or what the
     frames hold does, all of that would wait for a garbage collection, which a server makes rare."""

@@ -143,7 +143,7 @@ def test_reported_times_are_compared_with_the_truth(
     shift_ms, metric, bound, is_wrong, tmp_path, monkeypatch
 ):
     """By a truth that is moved: how quick this machine is does not matter."""
-    original = selftest.Probe.get
+    original, moved_ms = selftest.Probe.get, []
 
     def moved(self, path, *method):
         reply = original(self, path, *method)
@@ -152,6 +152,7 @@ def test_reported_times_are_compared_with_the_truth(
         truth = reply.json_object()
         place = truth["ttft_from_arrival" if metric == "ttft" else "itl"]
         place["p50_ms"] += shift_ms
+        moved_ms.append(place["p50_ms"])
         return replace(reply, body=json.dumps(truth).encode())
 
     def sweep(*args, original=selftest._sweep, **more):
@@ -169,7 +170,7 @@ def test_reported_times_are_compared_with_the_truth(
     with selftest.truth_server() as url:
         found = selftest._measured(url, 16, tmp_path)
     assert found.is_wrong is is_wrong, found.text
-    assert found.error >= shift_ms / 250
+    assert found.error >= 0.7 * shift_ms / moved_ms[-1]  # what is read late lessens it
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the truth server")

@@ -238,6 +238,27 @@ def test_ctrl_c_while_python_ends_is_no_traceback():
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
+def test_a_class_whose_making_is_interrupted_while_loading_ends_like_any_ctrl_c():
+    """Python 3.11 raises a RuntimeError from what `__set_name__` raised."""
+    program = (
+        "import sys\n"
+        "class Field:\n"
+        "    def __set_name__(self, owner, name):\n"
+        "        raise KeyboardInterrupt\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *more):\n"
+        "        if name == 'lmi_bench.cli.main':\n"
+        "            type('Settings', (), {'field': Field()})\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv[1:] = ['--version']\n"
+        "from lmi_bench.__main__ import main\n"
+        "main()\n"
+    )
+    done = _run(program)
+    assert done.returncode in INTERRUPTED, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_ctrl_c_again_and_again_leaves_a_run_that_goes_on_with_each_level_once(tmp_path):
     """Whatever moment it hits: loading, warm-up, a level. 1.6 s a level, so three are not enough to
     finish what is interrupted at 1.7 s at the latest."""

@@ -229,20 +229,17 @@ class _Copy:
         chosen: list[tuple[_Request, int]] = []
         before, begun = len(self.running), len(self.filling)
         while budget:
-            if len(chosen) < begun:
-                request = self.filling[len(chosen)]
-            elif self.waiting and (len(self.running) > before or self._may_join()):
-                if not self._head_fits():
-                    break
-                request = self.waiting[0]
-            else:
+            is_new = len(chosen) >= begun
+            joins = is_new and (len(self.running) > before or self._may_join())
+            if is_new and not (joins and self._head_fits()):
                 break
+            request = self.waiting[0] if is_new else self.filling[len(chosen)]
             left = request.to_fill - request.computed
             splits = self.config.chunked_prefill or request.to_fill > limit
             part = prompt_part(left, budget, may_split=splits)
             if not part:
                 break
-            if len(chosen) >= begun:
+            if is_new:
                 self.waiting.popleft()
                 self.running.append(request)
                 self.filling.append(request)
@@ -265,7 +262,7 @@ class _Copy:
         return tokens <= self.config.max_rolling_batch_prefill_tokens and self._fit(heads)
 
     def _head_fits(self) -> bool:
-        if len(self.running) >= self.config.max_rolling_batch_size:
+        if not self.waiting or len(self.running) >= self.config.max_rolling_batch_size:
             return False
         return self._fit((self.waiting[0],))
 
@@ -322,7 +319,7 @@ class _Copy:
         steps = self.ending[0][0] - self.steps
         if self.paged:
             steps = max(1, min(steps, 1 + self._free_tokens() // self.rows))
-        until_s, waits = None, bool(self.waiting) and self._head_fits()
+        until_s, waits = None, self._head_fits()
         if waits:
             steps = min(steps, self.join.steps_to_wait)
         if next_arrival_s is not None and (waits or not self.waiting):
@@ -354,14 +351,10 @@ class _Copy:
 
     def _end_requests(self) -> int:
         before, ending = len(self.running), self.ending
-        while ending:
-            ends, _, request = ending[0]
-            sent_back = ends != request.ends  # in between
-            if ends > self.steps and not sent_back:
-                break
-            heapq.heappop(ending)
-            if sent_back:
-                continue
+        while ending and (ending[0][0] <= self.steps or ending[0][0] != ending[0][2].ends):
+            ends, _, request = heapq.heappop(ending)
+            if ends != request.ends:
+                continue  # it was sent back in between
             request.produced = request.output
             request.last_s = request.end_s = self.now_s
             self._stop_decoding(request)
