@@ -333,7 +333,7 @@ def print_candidates(candidates: Sequence[Candidate], *, every_layout: bool = Tr
     if any(row["USD/h"].startswith("~") for row in rows):
         say("~: an estimated price, see --explain")
     if left_out:
-        say(f"no room for {', '.join(left_out)}: a wider terminal, or --json")
+        say(f"no room for the columns {', '.join(left_out)}: widen the terminal, or use --json")
     if len(layouts) > len(shown):
         say(f"{len(layouts) - len(shown)} more layouts in the --json file")
     if len(layouts) < len(candidates):
