@@ -2,6 +2,9 @@
 
     python benchmarks/decision_audit.py --worlds 200 --out benchmarks/results/decision_audit.md
 
+It runs on all cores, or with `--ray ADDRESS` on a cluster; with `--keep FOLDER` it goes on behind
+the worlds that it has.
+
 The worlds are of the planner's own class of models, so this audits the measuring and the rule of
 choice, not the model: for that, published_decisions.py has measured worlds.
 
@@ -33,15 +36,18 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import repeat
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.support.work_items import add_options, mapped
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.from_run import profile_of_fit
 from lmi_bench.analysis.fleet.answer import Recommendation
@@ -455,8 +461,12 @@ class Outcome:
     informed: float | None = None
 
 
-def audit_world(number: int, up_front: bool) -> tuple[int, bool, dict[str, Outcome]] | None:
-    """The planners in one world; None where no fleet at all keeps its SLOs."""
+Row = tuple[int, bool, dict[str, Outcome]]
+"""A world, whether it has effects that the model lacks, and what each planner reached in it."""
+
+
+def audit_world(number: int, up_front: bool) -> dict[str, Any] | None:
+    """The planners in one world, a work item; None where no fleet at all keeps its SLOs."""
     world = draw_world(number)
     judge = Judge(world)
     layouts = judge.layouts()
@@ -484,10 +494,16 @@ def audit_world(number: int, up_front: bool) -> tuple[int, bool, dict[str, Outco
             outcomes[name] = Outcome("kept", paid / least, informed)
         else:
             outcomes[name] = Outcome("broken")
-    return number, bool(world.effects), outcomes
+    found = {name: asdict(each) for name, each in outcomes.items()}
+    return {"number": number, "has_effects": bool(world.effects), "outcomes": found}
 
 
-def summary(rows: Sequence[tuple[int, bool, dict[str, Outcome]]]) -> list[str]:
+def row_of(found: dict[str, Any]) -> Row:
+    outcomes = {name: Outcome(**each) for name, each in found["outcomes"].items()}
+    return found["number"], found["has_effects"], outcomes
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
     """The table in Markdown."""
     lines = [
         "| worlds | planner | answers | SLO broken | 90 % interval | regret median | p90 | worst | "
@@ -535,26 +551,27 @@ def _shown(outcome: Outcome) -> str:
     return " ".join([outcome.answer, *(f"{each:.3f}" for each in regrets if each is not None)])
 
 
+def _print_world(_item: object, found: dict[str, Any] | None) -> None:
+    if found is not None:
+        number, has_effects, outcomes = row_of(found)
+        shown = {name: _shown(each) for name, each in outcomes.items()}
+        print(number, "effects" if has_effects else "plain", shown, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--up-front", action="store_true", help=f"also: {UP_FRONT}; slower")
     parser.add_argument("--out", type=Path)
+    add_options(parser)
     given = parser.parse_args()
     start_s = time.perf_counter()
     numbers = range(given.first, given.first + given.worlds)
-    rows = []
-    hopeless = 0
-    with ProcessPoolExecutor(given.workers) as pool:
-        for row in pool.map(audit_world, numbers, repeat(given.up_front)):
-            if row is None:
-                hopeless += 1
-                continue
-            rows.append(row)
-            shown = {name: _shown(each) for name, each in row[2].items()}
-            print(row[0], "effects" if row[1] else "plain", shown, flush=True)
+    items = [(number, given.up_front) for number in numbers]
+    found = mapped(audit_world, items, given, _print_world)
+    rows = [row_of(each) for each in found if each is not None]
+    hopeless = len(found) - len(rows)
     lines = [
         "# Self-consistency of decisions",
         "",
@@ -568,7 +585,8 @@ def main() -> None:
         "",
         *summary(rows),
         "",
-        f"{time.perf_counter() - start_s:,.0f} s with {given.workers} worker(s).",
+        f"{time.perf_counter() - start_s:,.0f} s on "
+        + (f"{given.workers} core(s)." if given.ray is None else "a Ray cluster."),
     ]
     text = "\n".join(lines) + "\n"
     print(text)

@@ -8,22 +8,22 @@
 No row of a table is in the profile, the prior or the width's factor that judges it. `--estimate`
 writes lmi_bench/catalog/data/planner_errors.json, and the constants without each table beside the
 page's figures in benchmarks/results; `--widths` estimates only the conformal factors.
-LMI_BENCH_KEPT names a folder that keeps the figures of each table for other runs of the same tree.
+The tables are judged on all cores, or with `--ray ADDRESS` on a cluster; `--keep FOLDER` keeps the
+figures of each for other runs of the same tree.
 Tables that may not ship are read from ../shared/data.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from benchmarks.support.accuracy_tables import (  # noqa: E402
     tables,
 )
 from benchmarks.support.error_constants import Linear, Search, conformal  # noqa: E402
+from benchmarks.support.work_items import add_options, mapped  # noqa: E402
 from lmi_bench.analysis.fit.discrepancy import ERRORS, ErrorConstants  # noqa: E402
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy  # noqa: E402
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12  # noqa: E402
@@ -53,7 +54,6 @@ CONSTANTS = ROOT / "lmi_bench/catalog/data/planner_errors.json"
 LEFT_OUT = ROOT / "benchmarks/results/planner_errors_left_out.json"
 FIGURES = ROOT / "benchmarks/results/planner_accuracy.json"
 PAGE = ROOT / "docs/accuracy.md"
-KEPT = Path(os.environ["LMI_BENCH_KEPT"]) if os.environ.get("LMI_BENCH_KEPT") else None
 USERS = ((0, 6), (6, 23), (23, 46), (46, 91), (91, 10**9))
 KINDS = {
     "blind": "no cell",
@@ -111,24 +111,25 @@ def constants_without(table: str) -> ErrorConstants:
     return replace(shipped(), **known.get(table, {}))
 
 
-def judged(table: Table) -> list[Figure]:
-    """Every figure of the table, with constants and profiles that have not seen it.
+def judge(name: str, constants: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every figure of the table, a work item: with constants and profiles that have not seen it."""
+    table = next(each for each in tables() if each.name == name)
+    token = ERRORS.set(ErrorConstants(**constants))
+    try:
+        found = [f for kind, fit in splits(name) for f in figures_of(table, kind, fit)]
+    finally:
+        ERRORS.reset(token)
+    return [asdict(each) for each in found]
+
+
+def judged(asked: argparse.Namespace) -> list[Figure]:
+    """Every figure of every table.
 
     `--estimate` judges the fits that it has: their weights are those of the constants before.
     """
-    constants = constants_without(table.name)
-    text = json.dumps([table.name, asdict(constants)])
-    kept = KEPT / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json" if KEPT else None
-    if kept is not None and kept.exists():
-        return [Figure(**each) for each in json.loads(kept.read_text())]
-    token = ERRORS.set(constants)
-    try:
-        found = [f for kind, fit in splits(table.name) for f in figures_of(table, kind, fit)]
-    finally:
-        ERRORS.reset(token)
-    if kept is not None:
-        kept.write_text(json.dumps([asdict(each) for each in found]))
-    return found
+    items = [(table.name, asdict(constants_without(table.name))) for table in tables()]
+    found = mapped(judge, items, asked, lambda item, _: progress(item[0]))
+    return [Figure(**each) for of_table in found for each in of_table]
 
 
 def linear_fits() -> list[Linear]:
@@ -146,12 +147,12 @@ def linear_fits() -> list[Linear]:
     return items
 
 
-def estimate(*, widths_only: bool = False) -> list[Figure]:
+def estimate(asked: argparse.Namespace) -> list[Figure]:
     """Estimate the constants over all tables and without each, write both files, and judge."""
     one = dict.fromkeys(("widen", "ttft_widen", "blind_widen", "ttft_blind_widen"), 1.0)
     best = replace(shipped(), **one)
     without = {table.name: replace(constants_without(table.name), **one) for table in tables()}
-    if not widths_only:
+    if not asked.widths:
         search = Search(linear_fits())
         best = search.best(best, None)
         without = {table.name: search.best(best, table.name) for table in tables()}
@@ -159,10 +160,7 @@ def estimate(*, widths_only: bool = False) -> list[Figure]:
     write_left_out(without, best)
     ERRORS.set(best)
     shipped.cache_clear()
-    figures = []
-    for table in tables():
-        figures += judged(table)
-        progress(table.name)
+    figures = judged(asked)
     final = replace(best, **conformal(figures, None))
     for name, constants in without.items():
         without[name] = replace(constants, **conformal(figures, name))
@@ -367,17 +365,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("estimate", "widths", "write", "check"):
         parser.add_argument(f"--{name}", action="store_true")
+    add_options(parser)
     asked = parser.parse_args()
     shipped()
     if not SHARED.exists():
         progress(f"{SHARED} is absent: only the tables that ship are judged")
     if asked.estimate or asked.widths:
-        figures = estimate(widths_only=asked.widths)
+        figures = estimate(asked)
     else:
-        figures = []
-        for table in tables():
-            figures += judged(table)
-            progress(table.name)
+        figures = judged(asked)
     text, numbers = page(figures)
     decisions, scores = decision_lines(constants_without)
     numbers |= scores

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from lmi_bench.loadgen.run.hosts import let_in
 from tests.end_to_end.commands import command, environment, lmi_bench
 from tests.loadgen.aws.runtime_server import runtime_server
 
+ROOT = Path(__file__).parents[2]
 SMALL = ("--isl", "8", "--osl", "6", "--concurrency", "4", "--warmup-requests", "0")
 CLUSTER = """
 import sys
@@ -85,6 +88,32 @@ def test_a_secret_that_is_too_short_is_one_line(cluster, tmp_path):
     assert done.returncode == 2
     assert "set the variable LMI_BENCH_SECRET" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_work_items_run_on_the_nodes_and_are_kept(cluster, tmp_path):
+    program = (
+        "import argparse, json, pathlib, sys\n"
+        "import ray\n"
+        "from benchmarks.support.work_items import mapped\n"
+        "def work(number):\n"
+        "    return [number * number, ray.get_runtime_context().get_node_id()]\n"
+        "given = argparse.Namespace(ray=sys.argv[1], keep=pathlib.Path(sys.argv[2]))\n"
+        "given.workers = 1\n"
+        "print(json.dumps(mapped(work, [[n] for n in range(12)], given)))\n"
+    )
+    folder = tmp_path / "kept"
+    command = [sys.executable, "-c", program, cluster, str(folder)]
+    variables = environment()
+    paths = (str(ROOT), variables.get("PYTHONPATH"))
+    variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    found = []
+    for _ in range(2):
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert [square for square, _ in found[0]] == [n * n for n in range(12)]
+    assert len(list(folder.iterdir())) == 12
+    assert found[1] == found[0]  # with the nodes of the first time: nothing ran again
 
 
 def test_a_worker_that_ends_before_it_dials_in_ends_the_wait(monkeypatch):
