@@ -73,8 +73,8 @@ def recommend(
     look = LongSimulation(request)
 
     @cache  # a round changes few fleets
-    def build(fleet: Fleet, simulate: bool) -> Candidate:
-        return build_candidate(request, fleet, simulate=simulate, intervals=intervals)
+    def build(fleet: Fleet, simulate: bool, is_near: bool) -> Candidate:
+        return build_candidate(request, fleet, simulate=simulate, intervals=intervals and is_near)
 
     for again in range(_MOST_ROUNDS):
         fleets, met, in_time, too_weak = _ranked(request, build, layouts, progress)
@@ -122,21 +122,25 @@ def _add_attainment(met: list[Candidate], fleets: Sequence[Fleet], look: LongSim
 
 def _ranked(
     request: RecommendRequest,
-    build: Callable[[Fleet, bool], Candidate],
+    build: Callable[[Fleet, bool, bool], Candidate],
     layouts: Sequence[Planned],
     tell: Progress,
 ) -> tuple[list[Fleet], list[Candidate], list[Candidate], list[Rejection]]:
     """Every layout as a fleet for the load; as candidates, the best simulated: those within limits
     and budget, the best first, those within the limits, and what is out.
 
-    build  the candidate of a fleet, simulated or not
+    build  the candidate of a fleet, simulated or not, with intervals from its parameters or not
     """
     rejected = list[Rejection]()
     fleets = best_fleets(request, layouts, rejected)
-    candidates, most = [], _FLEETS_OF_A_COPY * request.simulated_copies
+    candidates, most = list[Candidate](), _FLEETS_OF_A_COPY * request.simulated_copies
+    by_cost = request.rate_per_s is not None and request.objective == "cost"
     for index, fleet in enumerate(fleets):
         tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
-        candidates.append(build(fleet, index < most))
+        met_usd = [each.price_usd_per_hour or math.inf for each in candidates if each.meets_slos]
+        price_usd = request.fleet_usd_per_hour(fleet.layout, fleet.machines) or 0.0
+        is_far = by_cost and price_usd > _FAR * min(met_usd, default=math.inf)
+        candidates.append(build(fleet, index < most, not is_far))
     for each in (each for each in candidates if not each.meets_slos):
         broken = _predicted(outlook for outlook in each.slos if outlook.confidence == "missed")
         rejected.append(each.rejected(broken or "the SLO cannot be foreseen at the planned rate"))

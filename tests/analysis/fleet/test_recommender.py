@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty
 from lmi_bench.analysis.fleet.operating_point import Latencies
 from lmi_bench.analysis.fleet.recommender import prepare, recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
@@ -45,6 +45,27 @@ def test_every_machine_of_the_catalog_is_a_candidate_or_rejected_with_a_reason(w
     named |= {r.instance_type for r in whole_catalog.rejected}
     assert named == {instance.instance_type for instance in reprice(platform="sagemaker")}
     assert all(rejection.reason for rejection in whole_catalog.rejected)
+
+
+def test_fleets_of_more_than_twice_the_least_cost_are_simulated_without_their_parameters(
+    monkeypatch,
+):
+    """Their latencies are the simulator's all the same; the interval is the closed form's."""
+    original, looked_at = Uncertainty.of, set()
+
+    def of(fit, cell, **options):
+        looked_at.add((cell.setup.instance.instance_type, cell.setup.tensor_parallel))
+        return original(fit, cell, **options)
+
+    monkeypatch.setattr(Uncertainty, "of", of)
+    answer = ask(["ttft_p90<=1s"], load=Load(rate_per_s=5.0))
+    least_usd = answer.recommended.price_usd_per_hour
+    usd = {
+        (each.instance, each.tensor_parallel): each.price_usd_per_hour for each in answer.candidates
+    }
+    assert {each.basis for each in answer.candidates} == {"simulated"}
+    assert looked_at == {key for key, each in usd.items() if each <= 2 * least_usd}
+    assert looked_at < set(usd)
 
 
 def test_a_request_in_thirty_years_still_needs_a_machine():
