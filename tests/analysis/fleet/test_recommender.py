@@ -58,7 +58,8 @@ def test_fleets_of_more_than_twice_the_least_cost_are_simulated_without_their_pa
         return original(fit, cell, **options)
 
     monkeypatch.setattr(Uncertainty, "of", of)
-    answer = ask(["ttft_p90<=1s"], load=Load(rate_per_s=5.0))
+    two = (find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge"))
+    answer = ask(["ttft_p90<=1s"], instances=two, degrees=(1,), load=Load(rate_per_s=1.0))
     least_usd = answer.recommended.price_usd_per_hour
     usd = {
         (each.instance, each.tensor_parallel): each.price_usd_per_hour for each in answer.candidates
