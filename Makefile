@@ -84,7 +84,7 @@ fuzz: $(VENV)/.dev
 	LMI_BENCH_FUZZ=$${FUZZ:-100000} LMI_BENCH_FUZZ_SEED=$${SEED:-$$(date +%s)} OMP_NUM_THREADS=1 \
 		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/fuzz
 
-# The receiver and the engine's step in C and C++ under gcc's address, undefined and thread sanitizers.
+# The receiver, the planner's queue and the engine's step in C and C++ under gcc's address, undefined and thread sanitizers.
 sanitize: $(VENV)/.dev
 	$(BIN)/python benchmarks/sanitize.py
 

@@ -28,19 +28,19 @@ class NativeUnavailableError(Exception):
 class NativeSource:
     """One source file with a C interface and no dependency but the compiler's own libraries.
 
-    language   shown in messages
     what       its purpose, shown after "compiling"
+    language   shown in messages
     variable   environment variable that names the user's own compiler
     compilers  without it: programs to look for, in this order
     hint       how long it takes and what to do without it, shown while it compiles
     """
 
     path: Path
-    language: str
     what: str
-    variable: str
-    compilers: tuple[str, ...]
     flags: tuple[str, ...]
+    language: str = "C"
+    variable: str = "CC"
+    compilers: tuple[str, ...] = ("cc", "gcc", "clang")
     hint: str = ""
 
 

@@ -37,6 +37,7 @@ from typing import Any
 
 import pytest
 
+from lmi_bench.core.native_build import default_cache_dir
 from tests.golden.canonical import masked_text, settled, texts_of
 from tests.golden.scenarios import SCENARIOS, Scenario
 
@@ -137,6 +138,7 @@ def _run(commands: list[list[str]], folder: Path) -> list[dict[str, Any]]:
     environment = {
         "PATH": os.environ.get("PATH", ""),
         "HOME": str(folder),
+        "XDG_CACHE_HOME": str(default_cache_dir().parents[1]),  # compiled parts are no output
         "PYTHONPATH": str(HERE.parent.parent),
         "PYTHONUTF8": "1",
         "COLUMNS": "180",

@@ -19,7 +19,7 @@ import numpy as np
 
 from lmi_bench.analysis.fit.uncertainty import TimeFactors
 from lmi_bench.analysis.level.layouts import CopyPlan
-from lmi_bench.analysis.level.queueing import LateAnswers, QueueRun, TooLateError
+from lmi_bench.analysis.level.queueing import QueueRun
 from lmi_bench.analysis.level.steady_state import SteadyState, bisect
 from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.quantiles import FloatArray, counted_quantile
@@ -28,18 +28,16 @@ from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
-from lmi_bench.core.units import MS_PER_S, s_to_ms
+from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 
 _SEARCH_STEPS = 30
 _CLOSE = 0.98  # ratio of neighbouring rates: the noise of the arrivals is no finer
-_LOWEST_STEP = 160  # 4 % of the highest rate
-_RARE_STEPS = 180  # below: down to 0.1 %, for limits near the latency of a lone request
+_LOWEST_STEP = 340  # 0.1 % of the highest rate, for limits near the latency of a lone request
 _CLOSED_FORM_STEPS, _MOST_STEPS = 5, 160  # above: the closed form's error of 10 %, and 25 times
 _NEAR_SATURATION = 0.97
 _LARGEST_SIMULATED_BATCH = 128
 _SETTLED_REQUESTS = 3000  # a queue near saturation forgets slowly
-_ROUGH_REQUESTS = 300  # to find where the search begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +86,8 @@ class CopySimulation:
     plan: CopyPlan
     slos: Sequence[Slo]
     seed: int
-    settled_requests: int = _SETTLED_REQUESTS
     _seen: dict[float, "Latencies | None"] = field(
         init=False, repr=False, compare=False, default_factory=dict
-    )
-    _late: set[tuple[object, ...]] = field(
-        init=False, repr=False, compare=False, default_factory=set
-    )
-    _rough: "list[CopySimulation]" = field(
-        init=False, repr=False, compare=False, default_factory=list
     )
 
     def at_rate(self, rate_per_s: float) -> "Latencies | None":
@@ -115,8 +106,7 @@ class CopySimulation:
             seed=self.seed,
             spacing_s=1 / steady.rate_per_s(concurrency),
         )
-        middle = level.records[concurrency : 3 * concurrency]
-        return Latencies.of(middle, open_loop=False)
+        return Latencies.of(level.records[concurrency : 3 * concurrency], open_loop=False)
 
     def sustained_rate(
         self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float | None = None
@@ -133,14 +123,7 @@ class CopySimulation:
         # one grid for all limits, to share levels, with the highest allowed rate on top
         grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
         rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
-        if self.settled_requests > _ROUGH_REQUESTS:
-            if not self._rough:
-                self._rough.append(replace(self, settled_requests=_ROUGH_REQUESTS))
-            guess_per_s = self._rough[0]._highest(rates, slos, guess_per_s) or guess_per_s
         kept = self._highest(rates, slos, guess_per_s)
-        if not kept:
-            rare = [rates[-1] * _CLOSE**step for step in range(1, _RARE_STEPS)]
-            return self._highest(rare, slos, guess_per_s)
         if kept < most or most_share is not None or self.plan.workload.speculation:
             return kept
         steps = _CLOSED_FORM_STEPS
@@ -167,8 +150,6 @@ class CopySimulation:
 
     def _carries(self, rate_per_s: float, slos: Sequence[Slo]) -> bool:
         """Whether the SLOs are kept; beyond saturation in closed form, with no growing queue."""
-        if self._is_too_late(rate_per_s, slos):
-            return False
         steady, observed = self.plan.steady, self.at_rate(rate_per_s)
         if observed is None:
             return closed_ratio(steady, slos, steady.batch_at(rate_per_s)) <= 1
@@ -176,45 +157,18 @@ class CopySimulation:
             return False
         return rate_per_s <= steady.saturated_rate_per_s or observed.keeps_up(rate_per_s)
 
-    def _is_too_late(self, rate_per_s: float, slos: Sequence[Slo]) -> bool:
-        """Whether so many first tokens are late that a level need not be followed to its end."""
-        limits_s = {
-            QUANTILES[slo.statistic]: slo.limit_ms / MS_PER_S
-            for slo in slos
-            if slo.metric == "ttft" and slo.statistic in QUANTILES
-        }
-        if rate_per_s in self._seen or self.plan.workload.speculation or not limits_s:
-            return False
-        key = (rate_per_s, *limits_s.items())
-        if key not in self._late:
-            ramp_requests, n = self._ramp_requests(rate_per_s), self.settled_requests
-            late = [  # of n values, so many may be above a limit that the (linear) quantile keeps
-                LateAnswers(ramp_requests, limit_s, n - math.floor(quantile * (n - 1)) - 1)
-                for quantile, limit_s in limits_s.items()
-            ]
-            try:
-                self._seen[rate_per_s] = self._run_rate(rate_per_s, late)
-            except TooLateError:
-                self._late.add(key)
-        return key in self._late
-
-    def _ramp_requests(self, rate_per_s: float) -> int:
-        """Requests of one cycle, by Little's law."""
-        return math.ceil(self.plan.steady.batch_at(rate_per_s))
-
-    def _run_rate(self, rate_per_s: float, late: Sequence[LateAnswers] = ()) -> "Latencies | None":
-        ramp_requests = self._ramp_requests(rate_per_s)
+    def _run_rate(self, rate_per_s: float) -> "Latencies | None":
+        ramp_requests = math.ceil(self.plan.steady.batch_at(rate_per_s))  # by Little's law
         if self.plan.workload.speculation is None:
-            number = ramp_requests + self.settled_requests
-            run = self.plan.follow(rate_per_s, number, seed=self.seed, late=late)
+            count = ramp_requests + _SETTLED_REQUESTS
+            run = self.plan.follow(rate_per_s, count, seed=self.seed)
             return Latencies.of_run(run, ramp_requests)
         if ramp_requests > _LARGEST_SIMULATED_BATCH:
             return None
         number = max(120, 3 * ramp_requests, ramp_requests + requests_needed(self.slos))
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
         level = self.plan.simulate(spec, seed=self.seed)
-        settled = level.records[ramp_requests:]
-        return Latencies.of(settled, open_loop=True)
+        return Latencies.of(level.records[ramp_requests:], open_loop=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,14 +246,9 @@ def held_limit(limit: float, lone: float, factor: float) -> float:
 def held_slos(steady: SteadyState, slos: Sequence[Slo], factors: TimeFactors) -> tuple[Slo, ...]:
     """The SLOs with the limits to plan with."""
     alone = alone_of(steady)
-    return tuple(
-        replace(
-            slo,
-            limit_ms=held_limit(
-                slo.limit_ms,
-                s_to_ms(alone.latency_s(slo.metric, slo.statistic, 1.0)),
-                factors.of(slo.metric),
-            ),
-        )
-        for slo in slos
-    )
+
+    def held(slo: Slo) -> Slo:
+        lone_ms = s_to_ms(alone.latency_s(slo.metric, slo.statistic, 1.0))
+        return replace(slo, limit_ms=held_limit(slo.limit_ms, lone_ms, factors.of(slo.metric)))
+
+    return tuple(map(held, slos))

@@ -155,23 +155,8 @@ def prepare(request: RecommendRequest, tell: Progress = no_progress) -> Prepared
     finalists = best_copies(request, layouts)
     for index, (key, copy) in enumerate(finalists.items()):
         tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
-        if not _far_behind(request, layouts, key):
-            layouts = with_capacity(layouts, key, simulate_capacity(request, copy))
+        layouts = with_capacity(layouts, key, simulate_capacity(request, copy))
     return layouts, rejected
-
-
-def _far_behind(request: RecommendRequest, layouts: Sequence[Planned], key: EngineKey) -> bool:
-    """Whether a simulated copy costs less than half; the closed form is accurate to 10 %."""
-    if request.rate_per_s is None or request.objective != "cost":
-        return False
-    others, mine = list[float](), list[float]()
-    for layout, copy, machines in best_fleets(request, layouts, []):
-        price = request.fleet_usd_per_hour(layout, machines)
-        if price is not None and copy.simulated:
-            others.append(price)
-        if price is not None and layout.engine_key == key:
-            mine.append(price)
-    return bool(others and mine) and min(mine) > _FAR * min(others)
 
 
 def screen(

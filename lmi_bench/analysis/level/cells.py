@@ -20,7 +20,6 @@ from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Met
 from lmi_bench.analysis.model.profiles import EngineProfile, ProfileKey, as_set
 from lmi_bench.analysis.model.setup import ROUTED_S, Setup
 from lmi_bench.analysis.model.speculation import PricedSteps
-from lmi_bench.analysis.model.step_time import Pricer
 from lmi_bench.analysis.results.quantiles import counted_quantile
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -100,8 +99,7 @@ def predict_cell(
     profile = profile_of(profile, cell)
     slots = slots_for(profile, cell)
     if cell.rate_per_s is not None:
-        price = model.pricer()
-        parts = [_open_loop(profile, cell, lambda *counts: slower * price(*counts))]
+        parts = [_open_loop(profile, cell, model, slower)]
     else:
         parts = _closed_loops(profile, cell, model, slots, smooth=smooth)
     columns = [(part.count, part.e2e_s, part.ttft_s, part.tokens) for part in parts]
@@ -174,7 +172,7 @@ def _closed_loops(
         users = each + (index < more)  # as even as whole users allow
         requests = max(1, round(cell.num_requests * users / cell.concurrency))
         if cell.length_spread and not smooth:
-            parts.append(_followed(profile, cell, model.pricer(), users, requests))
+            parts.append(_followed(profile, cell, model, users, requests))
         else:
             parts.append(_traced(model, limits, overhead_s, users, requests))
     return parts
@@ -294,34 +292,38 @@ def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:
     return np.asarray(times * (num_requests / rate_per_s / times[-1]), dtype=np.float64)
 
 
-def _open_loop(profile: EngineProfile, cell: MeasuredLevel, price: Pricer) -> _Answers:
+def _open_loop(
+    profile: EngineProfile, cell: MeasuredLevel, model: PricedSteps, slower: float
+) -> _Answers:
     """One copy's share of an open loop, counted for all copies."""
     assert cell.rate_per_s is not None
     sent_s: Sequence[float] | NDArray[np.float64] = cell.arrivals_s
     if not cell.arrivals_s or cell.replicas > 1:
         number = max(1, round(cell.num_requests / cell.replicas))
         sent_s = even_arrivals(cell.rate_per_s / cell.replicas, number)
-    run = _followed(profile, cell, price, sent_s, len(sent_s))
+    run = _followed(profile, cell, model, sent_s, len(sent_s), slower)
     return replace(run, count=run.count * cell.replicas)
 
 
 def _followed(
     profile: EngineProfile,
     cell: MeasuredLevel,
-    price: Pricer,
+    model: PricedSteps,
     load: Sequence[float] | NDArray[np.float64] | int,
     number: int,
+    slower: float = 1.0,
 ) -> _Answers:
     """One copy under times of sending or users, event by event."""
     spread = cell.length_spread
     drawn = np.random.default_rng(_SEED + 2).uniform(1 - spread, 1 + spread, size=number)
     outputs = np.maximum(1, np.round(drawn * cell.output_tokens)).astype(int).tolist()
     run = follow(
-        price,
+        model,
         _scheduler(profile, cell),
         load,
         [(cell.input_tokens, output, cell.cached_tokens) for output in outputs],
         overhead_s=profile.parameters.request_overhead_s,
+        slower=slower,
     )
     at_start = np.arange(number) < (load if isinstance(load, int) else 0)
     tokens = np.array(outputs, dtype=np.float64)

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from lmi_bench.analysis.level.prefix_hits import CachedLengths, PrefixTraffic
-from lmi_bench.analysis.level.queueing import LateAnswers, QueueRun, follow
+from lmi_bench.analysis.level.queueing import QueueRun, follow
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyState
 from lmi_bench.analysis.model import capacity
@@ -246,9 +246,7 @@ class CopyPlan:
             **options,
         )
 
-    def follow(
-        self, rate_per_s: float, number: int, *, seed: int = 0, late: Sequence[LateAnswers] = ()
-    ) -> QueueRun:
+    def follow(self, rate_per_s: float, number: int, *, seed: int = 0) -> QueueRun:
         """`simulate` of an open loop without its records, and many times faster.
 
         Not for speculation, whose steps have no fixed number of tokens.
@@ -271,13 +269,12 @@ class CopyPlan:
             ]
         steady = self.steady
         return follow(
-            steady.model.pricer(),
+            steady.model,
             self.config,
             list(arrivals_s),
             requests,
             overhead_s=steady.overhead_s,
             shared_tokens=self.shared_tokens,
-            late=late,
         )
 
 

@@ -1,21 +1,29 @@
 """A fast simulation of one copy: the scheduler's rules with its blocks counted, not listed.
 
-It agrees with `simulator` on the same arrivals. Left out of `engine.scheduling`: other policies,
-speculation, the search of the prefix cache (its hits are given), waiting limits, and time-outs.
+It agrees with `simulator` on the same arrivals. `queue.c` is the same in C, number for number, and
+runs where it can be compiled. Left out of `engine.scheduling`: other policies, speculation, the
+search of the prefix cache (its hits are given), waiting limits, and time-outs.
 """
 
+import ctypes
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.level.fast import prompt_part
 from lmi_bench.analysis.level.prefix_hits import CachedLengths
-from lmi_bench.analysis.model.step_time import Pricer
+from lmi_bench.analysis.model.speculation import SpeculativeModel
+from lmi_bench.analysis.model.step_time import Column, Pricer, StepTimeModel
+from lmi_bench.core.native_build import NativeSource, NativeUnavailableError, library
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.join_rule import JoinRule
 
@@ -43,28 +51,24 @@ class QueueRun:
         return float((self.sent_s + self.e2e_s).max() - self.sent_s.min())
 
 
-@dataclass(frozen=True, slots=True)
-class LateAnswers:
-    """How many of the requests from `first` on may wait longer than `ttft_s` for a first token."""
-
-    first: int
-    ttft_s: float
-    most: int
-
-
-class TooLateError(Exception):
-    """More first tokens were late than allowed."""
+SOURCE: Final = NativeSource(
+    Path(__file__).with_name("queue.c"),
+    what="the simulation of a queue",
+    # no fused operations: the same numbers as Python's on every processor
+    flags=("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared"),
+)
+_DONE, _ASK_PROMPTS, _ASK_LINE = range(3)
 
 
 def follow(
-    price: Pricer,
+    steps: StepTimeModel | SpeculativeModel | Pricer,
     config: SchedulerConfig,
     load: Sequence[float] | NDArray[np.float64] | int,
     lengths: Sequence[tuple[int, int] | CachedLengths],
     *,
     overhead_s: float = 0.0,
     shared_tokens: int = 0,
-    late: Sequence[LateAnswers] = (),
+    slower: float = 1.0,
 ) -> QueueRun:
     """One copy under requests in this order.
 
@@ -72,10 +76,16 @@ def follow(
     lengths        input and output tokens of each request, and prompt tokens in the prefix cache
     overhead_s     time outside the engine: a request reaches it so long after it was sent
     shared_tokens  tokens that running sequences have in common, held once
-    late           raises TooLateError as soon as one of these limits is surely broken
+    slower         factor on the time of each step
     """
+    if isinstance(steps, StepTimeModel) and lengths and (native := _native()) is not None:
+        found = _followed(native, steps, config, load, lengths, overhead_s, shared_tokens, slower)
+        if found is not None:
+            return found
+    price = steps if callable(steps) else steps.pricer()
+    timed = price if slower == 1.0 else lambda *counts: slower * price(*counts)
     join = JoinRule(config.waiting_served_ratio, config.max_waiting_tokens)
-    copy = _Copy(price, config, late, [0] * len(late), join, shared_tokens)
+    copy = _Copy(timed, config, join, shared_tokens)
     requests = [_Request(number, *each) for number, each in enumerate(lengths)]
     times_s = [0.0] * min(load, len(requests)) if isinstance(load, int) else load
     unsent = deque(requests[len(times_s) :])
@@ -91,10 +101,76 @@ def follow(
         for _ in range(min(ended, len(unsent))):
             unsent[0].sent_s = copy.now_s
             coming.append(unsent.popleft())
-    rows = [(each.sent_s, each.first_s, each.end_s, each.output) for each in requests]
-    sent_s, first_s, end_s, output = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
-    gaps = np.array(copy.gaps).reshape(-1, 3).T
-    return QueueRun(sent_s, first_s - sent_s, end_s - sent_s, output, *gaps)
+    rows = [(each.sent_s, each.first_s, each.end_s) for each in requests]
+    times = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    return _run_of(times, [each.output for each in requests], np.array(copy.gaps).reshape(-1, 3))
+
+
+def _run_of(times: Column, outputs: Sequence[int] | Column, gaps: Column) -> QueueRun:
+    sent_s, first_s, end_s = times.T.copy()
+    tokens = np.array(outputs, dtype=np.float64)
+    return QueueRun(sent_s, first_s - sent_s, end_s - sent_s, tokens, *gaps.T)
+
+
+@cache
+def _native() -> Any:
+    """`queue.c` compiled, with its types; None without a compiler."""
+    try:
+        found = ctypes.PyDLL(str(library(SOURCE)))
+    except (NativeUnavailableError, OSError):
+        return None
+    address, seconds = ctypes.c_void_p, ctypes.c_double
+    found.queue_new.argtypes = (address, ctypes.c_int64, address, address)
+    found.queue_run.argtypes = (address, seconds, seconds, address)
+    found.queue_num_gaps.argtypes, found.queue_num_gaps.restype = (address,), ctypes.c_int64
+    found.queue_result.argtypes, found.queue_result.restype = (address, address, address), None
+    found.queue_free.argtypes, found.queue_new.restype = (address,), address
+    return found
+
+
+def _followed(
+    native: Any,
+    model: StepTimeModel,
+    config: SchedulerConfig,
+    load: Sequence[float] | NDArray[np.float64] | int,
+    lengths: Sequence[tuple[int, int] | CachedLengths],
+    overhead_s: float,
+    shared_tokens: int,
+    slower: float,
+) -> QueueRun | None:
+    """`follow` in C; None where that gives up, for Python to say why."""
+    costs, price, window = model.costs, model.pricer(), model.costs.attention.window
+    paged, users = config.kv_layout is KvLayout.PAGED, load if isinstance(load, int) else 0
+    limits = (
+        *(paged, config.chunked_prefill, config.block_size, config.cache_tokens),
+        *(config.max_rolling_batch_size, config.max_rolling_batch_prefill_tokens),
+        *(config.max_waiting_tokens, shared_tokens, users),
+        *(config.waiting_served_ratio, overhead_s, slower),
+        *(math.inf if window is None else window, costs.attention.sliding_share),
+        *(costs.host_s, costs.host_row_s),
+    )
+    rows, own = np.zeros((len(lengths), 3)), np.array(lengths, dtype=np.float64)
+    rows[:, : own.shape[1]] = own
+    given = [np.array(each, dtype=np.float64) for each in (limits, () if users else load)]
+    asked, first, second = (ctypes.c_double * 6)(), 0.0, 0.0
+    queue = native.queue_new(
+        given[0].ctypes.data, len(rows), rows.ctypes.data, given[1].ctypes.data
+    )
+    try:
+        while queue and (answer := native.queue_run(queue, first, second, asked)) != _DONE:
+            if answer == _ASK_LINE:
+                first, second = model.decode_line(int(asked[0]))
+            elif answer == _ASK_PROMPTS:
+                first = slower * price(*asked)
+            else:
+                return None
+        if not queue:
+            return None
+        times, gaps = np.empty((len(rows), 3)), np.empty((native.queue_num_gaps(queue), 3))
+        native.queue_result(queue, times.ctypes.data, gaps.ctypes.data)
+    finally:
+        native.queue_free(queue)
+    return _run_of(times, rows[:, 1], gaps)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,8 +214,6 @@ class _Copy:
 
     price: Pricer
     config: SchedulerConfig
-    late: Sequence[LateAnswers]
-    late_counts: list[int]
     join: JoinRule
     shared: int = 0
     now_s: float = 0.0
@@ -302,11 +376,6 @@ class _Copy:
             self.gaps += (self.now_s - request.last_s, 1, self.now_s)
         else:
             request.first_s = self.now_s
-            for place, limit in enumerate(self.late):
-                if request.number >= limit.first and self.now_s - request.sent_s > limit.ttft_s:
-                    self.late_counts[place] += 1
-                    if self.late_counts[place] > limit.most:
-                        raise TooLateError
         request.produced += 1
         request.last_s = self.now_s
         request.ends = self.steps + request.output - request.produced
@@ -370,5 +439,5 @@ def _steps_until(span_s: float, first_s: float, last_s: float, most: int) -> int
         return max(1, min(most, int(span_s / first_s) + 1))
     # n * first + slope * n * (n - 1) / 2 = span
     half = first_s - slope / 2
-    root = (-half + (half * half + 2 * slope * span_s) ** 0.5) / slope
+    root = (-half + math.sqrt(half * half + 2 * slope * span_s)) / slope
     return max(1, min(most, int(root) + 1))

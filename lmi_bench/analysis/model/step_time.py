@@ -264,16 +264,17 @@ class StepTimeModel:
     """
 
     def __init__(self, setup: Setup, profile: EngineProfile) -> None:
-        self._costs = step_costs(setup, profile)
-        self.copy_token_s = self._costs.copy_token_s
+        self.costs = step_costs(setup, profile)
+        self.copy_token_s = self.costs.copy_token_s
+        self._lines: dict[int, tuple[float, float]] = {}
 
     @cached_property
     def _seconds(self) -> Counted[float]:
         """The sum for one step, with the costs for its number of rows."""
-        few, from_rows = step_sum(self._costs, _larger), self._costs.many_rows
-        if self._costs.many is None:
+        few, from_rows = step_sum(self.costs, _larger), self.costs.many_rows
+        if self.costs.many is None:
             return few
-        many = step_sum(self._costs.many, _larger)
+        many = step_sum(self.costs.many, _larger)
 
         def seconds(*counts: float) -> Seconds[float]:
             tokens, drafted = counts[3], counts[6]
@@ -287,7 +288,7 @@ class StepTimeModel:
 
     def explain(self, step: StepShape) -> StepParts:
         """The step's time by part."""
-        costs, rows = self._costs, step.decode_sequences
+        costs, rows = self.costs, step.decode_sequences
         every = step.num_tokens
         weights_s, linear_s, kv_s, attention_s, _, total_s = self.drafted(
             counts_of(step), step.decode_tokens
@@ -316,37 +317,39 @@ class StepTimeModel:
 
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
         """Seconds of each row, repeats included, shape (rows,)."""
-        costs, rows = self._costs, steps.decode_sequences
+        costs, rows = self.costs, steps.decode_sequences
         step_s = step_sum(costs, np.maximum)(*steps.counts, rows, 1.0)[-1]
         if costs.many is not None:
             many_s = step_sum(costs.many, np.maximum)(*steps.counts, rows, 1.0)[-1]
             step_s = np.where(rows + steps.prefill_tokens >= costs.many_rows, many_s, step_s)
         return np.asarray(step_s * steps.repeat, dtype=np.float64)
 
+    def decode_line(self, rows: int) -> tuple[float, float]:
+        """A decode step without prompts is linear in its context but for the window and the host:
+        seconds of the GPU without context, and of a token of it; cached."""
+        if rows not in self._lines:
+            _, _, kv_s, pair_s, _, _ = self._seconds(rows, rows, 0, 0, 0, 0, rows, 1.0)
+            token_s = (max(kv_s, pair_s) + self.costs.unhidden * min(kv_s, pair_s)) / rows
+            self._lines[rows] = self._seconds(rows, 0, 0, 0, 0, 0, rows, 1.0)[4], token_s
+        return self._lines[rows]
+
     def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts, for loops of many steps.
 
         Arguments: decode sequences and their context tokens; prompts, their tokens, pairs and
-        cached tokens. A decode step without prompts is linear in its context but for the window,
-        so the rest is cached for each number of rows.
+        cached tokens.
         """
-        seconds, attention = self._seconds, self._costs.attention
+        seconds, attention = self._seconds, self.costs.attention
         window, sliding = attention.window, attention.sliding_share
-        host_s, host_row_s = self._costs.host_s, self._costs.host_row_s
-        unhidden = self._costs.unhidden
-        known: dict[int, tuple[float, float]] = {}
+        host_s, host_row_s = self.costs.host_s, self.costs.host_row_s
+        lines, line_of = self._lines, self.decode_line
 
         def price(
             rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
         ) -> float:
             if tokens:
                 return seconds(rows, context, prompts, tokens, pairs, cached, rows, 1.0)[5]
-            found = known.get(rows)
-            if found is None:
-                _, _, kv_s, pair_s, _, _ = seconds(rows, rows, 0, 0, 0, 0, rows, 1.0)
-                token_s = (max(kv_s, pair_s) + unhidden * min(kv_s, pair_s)) / rows
-                found = known[rows] = seconds(rows, 0, 0, 0, 0, 0, rows, 1.0)[4], token_s
-            gpu_s, token_s = found
+            gpu_s, token_s = lines.get(rows) or line_of(rows)
             gpu_s += token_s * context
             if window is not None and context > rows * window:
                 gpu_s -= token_s * sliding * (context - rows * window)

@@ -24,10 +24,7 @@ Receive = Literal["auto", "native", "python"]
 
 SOURCE: Final = NativeSource(
     Path(__file__).with_name("harvest.c"),
-    language="C",
     what="the native receiver",
-    variable="CC",
-    compilers=("cc", "gcc", "clang"),
     flags=("-std=gnu11", "-O2", "-fPIC", "-shared"),
 )
 

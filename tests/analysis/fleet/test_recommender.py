@@ -313,25 +313,6 @@ def test_progress_ends_at_the_whole():
     assert told[-1] == 1.0
 
 
-def test_a_machine_of_many_times_the_cost_is_left_to_the_closed_form():
-    """At 5,000 USD no error of ten per cent makes p4d the cheaper one; at its price it is near."""
-
-    def simulated(price):
-        request = RecommendRequest(
-            LLAMA,
-            TGI_2023,
-            load=Load(rate_per_s=15.0),
-            slos=(parse_slo("itl_p90<=90ms"),),
-            instances=(SEEN[0], replace(SEEN[3], price_usd_per_hour=price)),
-            degrees=(1,),
-        )
-        layouts, _ = prepare(request)
-        return {layout.instance.instance_type: engine.simulated for layout, engine in layouts}
-
-    assert simulated(5000.0) == {"ml.g5.2xlarge": True, "ml.p4d.24xlarge": False}
-    assert simulated(15.0) == {"ml.g5.2xlarge": True, "ml.p4d.24xlarge": True}
-
-
 @pytest.mark.parametrize(
     ("model", "machine", "lengths", "profile", "limits"),
     [
