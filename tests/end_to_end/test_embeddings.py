@@ -89,7 +89,8 @@ def test_the_report_shows_what_embeddings_have(tmp_path):
     assert "input tok/s" in text
     assert "E2E, ms p90" in text
     assert "TTFT, ms" not in text
-    lmi_bench("compare", run, run)
+    done = lmi_bench("compare", run, run, expect=(0, 2))  # 2: a busy machine left no valid level
+    assert done.returncode == 0 or "no valid level in common: none against none" in done.stderr
     done = lmi_bench("gate", run, "--slo", "e2e_p90<=5s", expect=(0, 2))  # 2: a busy machine
     assert done.stdout.count("ok   concurrency") == 4
 
