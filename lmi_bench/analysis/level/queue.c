@@ -419,8 +419,10 @@ static void step(struct queue *q) {
 }
 
 /* Go on until all requests have ended or a time is needed, named in `asked`. first, second: the
- * answer to what was asked before, the seconds of a step with prompts or both numbers of a line. */
+ * answer to what was asked before, the seconds of a step with prompts or both numbers of a line.
+ * STUCK: no memory, or a request that no step takes. */
 enum answer queue_run(struct queue *q, double first, double second, double *asked) {
+    if (q == NULL) return STUCK;
     enum answer answered = q->pending;
     q->pending = DONE;
     if (answered == ASK_PROMPTS) {

@@ -58,6 +58,7 @@ SOURCE: Final = NativeSource(
     flags=("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared"),
 )
 _DONE, _ASK_PROMPTS, _ASK_LINE = range(3)
+_LARGEST_BLOCK = 1024  # in C each token of a block has a counter
 
 
 def follow(
@@ -149,23 +150,21 @@ def _followed(
         *(math.inf if window is None else window, costs.attention.sliding_share),
         *(costs.host_s, costs.host_row_s),
     )
+    if config.block_size > _LARGEST_BLOCK or max(limits[:9]) > 2**53:  # to be exact in doubles
+        return None
     rows, own = np.zeros((len(lengths), 3)), np.array(lengths, dtype=np.float64)
     rows[:, : own.shape[1]] = own
-    given = [np.array(each, dtype=np.float64) for each in (limits, () if users else load)]
+    both = [np.array(each, dtype=np.float64) for each in (limits, () if users else load)]
     asked, first, second = (ctypes.c_double * 6)(), 0.0, 0.0
-    queue = native.queue_new(
-        given[0].ctypes.data, len(rows), rows.ctypes.data, given[1].ctypes.data
-    )
+    queue = native.queue_new(both[0].ctypes.data, len(rows), rows.ctypes.data, both[1].ctypes.data)
     try:
-        while queue and (answer := native.queue_run(queue, first, second, asked)) != _DONE:
+        while (answer := native.queue_run(queue, first, second, asked)) != _DONE:
             if answer == _ASK_LINE:
                 first, second = model.decode_line(int(asked[0]))
             elif answer == _ASK_PROMPTS:
                 first = slower * price(*asked)
             else:
                 return None
-        if not queue:
-            return None
         times, gaps = np.empty((len(rows), 3)), np.empty((native.queue_num_gaps(queue), 3))
         native.queue_result(queue, times.ctypes.data, gaps.ctypes.data)
     finally:

@@ -126,6 +126,18 @@ def test_without_a_compiler_python_follows(monkeypatch, model):
         queueing._native.cache_clear()
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [{"block_size": 10**6}, {"block_size": 2**62}, {"num_blocks": 2**70}],
+    ids=str,
+)
+def test_numbers_that_c_does_not_hold_are_left_to_python(compiled, model, limits):
+    """Of a profile that somebody else wrote: no memory for each token of a block, no overflow."""
+    config = replace(SchedulerConfig(num_blocks=64, block_size=16, max_model_len=512), **limits)
+    lengths = [(300, 100)] * 4
+    same(follow(model, config, 2, lengths), follow(model.pricer(), config, 2, lengths))
+
+
 def test_what_neither_can_follow_is_python_s_error(compiled, model):
     """A prompt that no step takes: C gives up, and Python says why."""
     config = SchedulerConfig(
