@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Triton looks at it when it is first imported, which transformers may do before the tests of
 # its kernels are reached
@@ -16,6 +17,9 @@ os.environ["LMI_BENCH_DATA"] = os.devnull
 # a job in a shell's background ignores Ctrl-C, and so would every program that a test starts
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# no test takes a machine's speed for granted
+settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any")
 
 
 def pytest_collection_finish() -> None:

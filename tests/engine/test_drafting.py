@@ -120,7 +120,7 @@ def alone(seq_id, num_prompt, num_output):
     return context[num_prompt:]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     requests,
     configs,
@@ -179,7 +179,7 @@ def test_other_blocks_than_the_models_are_refused():
         DraftingExecutor(Memory(right, 4), Memory(right, 8))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests, configs, st.integers(1, 6))
 def test_look_up_changes_no_token(arrivals, config, k):
     config = SchedulerConfig(**config)

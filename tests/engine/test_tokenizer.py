@@ -79,7 +79,7 @@ def test_pieces_of_a_stream_are_whole_characters_and_join_to_the_text(tokenizer,
     assert not any("�" in piece for piece in pieces)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.characters(exclude_characters="▁"), max_size=30))
 def test_any_stream_joins_to_the_decoded_whole(tokenizer, text):
     ids = tokenizer.encode(text)
@@ -224,7 +224,7 @@ def test_sampling_settings_are_the_models_own_where_it_has_any(tmp_path):
     assert byte_level(tmp_path).sampling == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=30))
 def test_no_text_has_more_bytes_than_its_tokens_can_stand_for(tokenizer, text):
     longest = tokenizer.longest_token_bytes

@@ -52,7 +52,7 @@ def test_each_router_sends_the_same_requests_to_the_same_replicas(router, load):
     assert {record.exchange.replica for record in run.records} == {0, 1, 2}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(open_loops, lengths, configs, st.integers(2, 4), st.sampled_from(list(ROUTERS)))
 def test_open_loops_over_replicas_give_the_same_records(spec, lengths, config, replicas, router):
     """Without a warm-up, which the simulator leaves out: its requests move the router on."""

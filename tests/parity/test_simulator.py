@@ -214,20 +214,20 @@ overheads = st.sampled_from([0.0, 0.0, 0.0537, 0.413])
 """Seconds outside the engine."""
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(closed_loops, lengths, configs, st.sampled_from([0.0, 0.083]), overheads)
 def test_closed_loops_give_the_same_records(spec, lengths, config, spacing_s, outside_s):
     load = {"spacing_s": spacing_s, "overhead_s": outside_s}
     assert_same_level(spec, lengths, config, StepTimes(), **load)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(open_loops, lengths, configs, st.integers(0, 5), overheads)
 def test_open_loops_give_the_same_records(spec, lengths, config, seed, outside_s):
     assert_same_level(spec, lengths, config, StepTimes(), seed=seed, overhead_s=outside_s)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([1.0, 2.0, 4.0]), lengths, configs)
 def test_what_falls_on_one_instant_happens_in_the_same_order(rate, lengths, config):
     """Arrivals and ends of steps at multiples of an eighth of a second."""
@@ -304,7 +304,7 @@ def test_overload_is_refused_in_both():
     assert {record.status for record in run.records} == {"ok", "overloaded"}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     closed_loops.filter(lambda spec: not spec.warmup_requests),
     lengths,

@@ -47,7 +47,7 @@ SSE_CASES = {
 
 @pytest.mark.parametrize("case", SSE_CASES)
 @given(cuts=st.lists(st.integers(min_value=0, max_value=200), max_size=12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_sse_payloads_do_not_depend_on_the_cuts(case, cuts):
     stream, payloads = SSE_CASES[case]
     assert read_in_pieces(SseSplitter(), stream, cuts) == payloads
@@ -61,7 +61,7 @@ def test_sse_payloads_do_not_depend_on_the_cuts(case, cuts):
     line_end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
     cuts=st.lists(st.integers(min_value=0), max_size=20),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_sse_returns_any_text_whole(texts, line_end, cuts):
     stream = b"".join(b"data: " + text.encode() + line_end * 2 for text in texts)
     assert read_in_pieces(SseSplitter(), stream, cuts) == [text.encode() for text in texts]
@@ -79,7 +79,7 @@ LINE_CASES = {
 
 @pytest.mark.parametrize("case", LINE_CASES)
 @given(cuts=st.lists(st.integers(min_value=0, max_value=60), max_size=12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_json_lines_do_not_depend_on_the_cuts(case, cuts):
     stream, payloads = LINE_CASES[case]
     assert read_in_pieces(JsonLinesSplitter(), stream, cuts) == payloads

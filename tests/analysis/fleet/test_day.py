@@ -167,7 +167,7 @@ def reference(low, high, capacity, target, start_minutes, scale_in_minutes, days
     return good / total, paid / 60
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     low=st.integers(1, 4),
     rise=st.integers(0, 12),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.fleet.operating_point import held_limit
@@ -27,7 +27,7 @@ MACHINES = tuple(
     find_instance(name)
     for name in ("ml.g5.2xlarge", "ml.g5.12xlarge", "ml.g6e.2xlarge", "ml.p4d.24xlarge")
 )
-few = settings(max_examples=1, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=1)
 rates = st.floats(0.5, 60.0)
 limits_ms = st.floats(25.0, 150.0)
 
@@ -82,7 +82,7 @@ def test_one_more_machine_to_choose_from_never_worsens_the_answer(rate, limit, l
     assert cost(ask(rate, limit)) <= cost(ask(rate, limit, fewer)) + 1e-9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from([machine.instance_type for machine in MACHINES]),
     bandwidth=st.floats(1.0, 3.0),

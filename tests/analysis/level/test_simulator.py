@@ -120,7 +120,7 @@ class TestReplicas:
         chance_s = mean_first_token_s(RandomChoice(iter(draws.random, None)))
         assert mean_first_token_s(LeastOutstanding()) < 0.7 * chance_s
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(
         st.integers(1, 4),
         st.integers(1, 9),

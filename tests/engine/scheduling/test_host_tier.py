@@ -127,7 +127,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(prompts, st.integers(7, 12), st.sampled_from([0, 1, 3, 8, 200]))
 def test_a_host_tier_never_loses_a_hit_and_with_room_for_all_none_is_lost(asked, device, host):
     tiers = {blocks: scheduler(num_blocks=device, host_blocks=blocks) for blocks in (0, host, 400)}
@@ -153,7 +153,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(arrivals, st.integers(11, 20), st.integers(0, 12), st.booleans(), st.sampled_from([None, 6]))
 def test_whatever_runs_together_every_block_is_in_one_place(asked, device, host, chunks, window):
     """With preemptions, windows and prompts in chunks; the audit follows every step."""

@@ -146,7 +146,7 @@ class TestBooks:
         assert block_digest(b"", (0, 1)) == block_digest(b"", range(2))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 24)), min_size=1, max_size=25))
 def test_hits_are_those_of_a_cache_that_never_forgets_where_memory_suffices(prompts):
     """The second method: a set of all beginnings of whole blocks seen so far."""

@@ -140,7 +140,7 @@ budgets = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 50)), max_size=4
 """(when, KV blocks that may be used from then on)"""
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(requests, configs, st.sampled_from([1, 2]), st.booleans(), budgets)
 def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth, drafts, budgets):
     config = SchedulerConfig(**config)
@@ -233,7 +233,7 @@ def test_no_step_is_skipped_where_a_window_frees_cached_blocks():
         assert bool(scheduler.identical_decode_steps()) is skips
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(requests, configs, st.data())
 def test_skipped_decode_steps_leave_the_scheduler_as_taken_ones_do(arrivals, config, data):
     """One scheduler takes every step; its twin skips as many of each run as it may, or fewer."""

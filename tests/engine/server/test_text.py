@@ -52,7 +52,7 @@ def cut_at_first_stop(text, stops):
     pieces=st.lists(st.text("ab", max_size=4), max_size=8),
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_stop_strings_cut_the_same_wherever_the_pieces_end(pieces, stops):
     stop_filter = StopStringFilter(tuple(stops))
     shown = ""
@@ -69,7 +69,7 @@ def test_stop_strings_cut_the_same_wherever_the_pieces_end(pieces, stops):
     text=st.text("abc", max_size=12),
     stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_more_is_held_back_than_could_begin_a_stop_string(text, stops):
     stop_filter = StopStringFilter(tuple(stops))
     shown = ""

@@ -39,13 +39,13 @@ def test_the_vocabulary_is_32000_distinct_ascii_strings(tokenizer):
     assert [tokenizer.decode([token_id]) for token_id in range(32000)] == tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, 31999), max_size=60))
 def test_any_sequence_of_ids_survives_the_way_through_text(tokenizer, ids):
     assert tokenizer.encode(tokenizer.decode(ids)) == ids
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=60))
 def test_any_text_has_tokens(tokenizer, text):
     ids = tokenizer.encode(text)

@@ -46,7 +46,7 @@ def random_weight(seed=0, rows=128, columns=256):
 
 
 @given(st.integers(0, 1000), st.floats(1e-3, 10))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_int8_is_off_by_half_a_step_at_most(seed, size):
     weight = random_weight(seed, 8, 32) * size
     rounded = round_int8(weight)
@@ -54,7 +54,7 @@ def test_int8_is_off_by_half_a_step_at_most(seed, size):
 
 
 @given(st.integers(0, 1000), st.sampled_from([3, 4]), st.floats(-3, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_groups_are_off_by_half_a_step_of_their_own_and_keep_zero(seed, bits, shift):
     """Also where all of a group has one sign. The ends may be off by half a step more, where the
     zero itself was rounded."""
@@ -77,7 +77,7 @@ def test_float8_has_three_bits_behind_the_point():
 
 
 @given(st.integers(0, 100), st.sampled_from([1, 2, 4]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_packed_bits_come_back(seed, bits):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(0, 2**bits, (5, 48), generator=generator).to(torch.uint8)
