@@ -49,7 +49,7 @@ class Slot(NamedTuple):
 
     def read(self, value: Any, where: str, key: str) -> Any:
         """The value of a JSON value, or of one in a list."""
-        if self.of is None or value is None:
+        if self.of is None:
             return value
         return self.of.from_json(value, f"{where}: {key}" if where else key)
 
@@ -102,7 +102,7 @@ class JsonValue:
             elif slot.is_tuple and value is not None:
                 values[slot.name] = tuple(slot.read(each, where, key) for each in value)
             else:
-                values[slot.name] = slot.read(value, where, key)
+                values[slot.name] = None if value is None else slot.read(value, where, key)
         for key, slot in slots.items():
             if slot.required and key not in content:
                 raise InputError(f"{where}: it has no `{key}`")

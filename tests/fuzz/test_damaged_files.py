@@ -93,6 +93,7 @@ def test_a_damaged_file_ends_in_one_line(base, tmp_path, batch):
         ("profile.json", ("up_to", "host_per_prompt_token_s"), 0),
         ("profile.json", ("parameters", "bandwidth_share"), 1e-320),
         ("rec.json", ("recommended", "capacity_rate_per_s"), [1]),
+        ("rec.json", ("recommended", "slos", 0), None),
         ("rec.json", ("recommended", "cost", "machine_price_range_usd_per_hour", 0), "2026"),
         ("rec.json", ("recommended", "cost", "machine_price_range_usd_per_hour"), [1.0]),
         ("run/manifest.json", ("target", "scheduler", "client_share"), "\ud800"),
