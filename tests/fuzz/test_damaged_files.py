@@ -104,6 +104,7 @@ def test_a_damaged_file_ends_in_one_line(base, tmp_path, batch):
         ("run/levels.jsonl", ("throughput_tokens_per_s",), 0),
         ("run/levels.jsonl", ("ttft_ms", "mean"), 1e308),
         ("run/requests.jsonl", ("ended_s",), 1e308),
+        ("run/requests.jsonl", ("sent_s",), 10**6),
         ("run/knees.json", (0, "concurrency"), 7),
     ],
 )
@@ -127,5 +128,6 @@ def test_a_value_that_once_broke_a_command_is_named_or_shown(base, tmp_path, fil
         call("report", run, "--recommendation", rec, "-o", out)
     else:
         call("report", run, "-o", out)
+        call("gate", base / "run", "--baseline", run)
         call(*SWEEP, "--out", run, "--resume")
         call("recommend", run, "--rate", "1", "--instance", "ml.g5.2xlarge")

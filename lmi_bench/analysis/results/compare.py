@@ -240,7 +240,7 @@ def _compare_throughput(
         if side.open_loop:
             drawn.append(counts[chosen].sum(axis=1) / side.wall_s)
             continue
-        e2e = np.nan_to_num(side.columns.each_s(open_loop=False)["e2e"])
+        e2e = np.maximum(1e-9, np.nan_to_num(side.columns.each_s(open_loop=False)["e2e"]))
         users = max(1, round(blank.load))
         own = np.arange(counts.size)[None, :]
         pace = float(counts.sum() / _worked_through_s(e2e[own], users)[0])
