@@ -160,8 +160,7 @@ class CopySimulation:
     def _run_rate(self, rate_per_s: float) -> "Latencies | None":
         ramp_requests = math.ceil(self.plan.steady.batch_at(rate_per_s))  # by Little's law
         if self.plan.workload.speculation is None:
-            count = ramp_requests + _SETTLED_REQUESTS
-            run = self.plan.follow(rate_per_s, count, seed=self.seed)
+            run = self.plan.follow(rate_per_s, ramp_requests + _SETTLED_REQUESTS, seed=self.seed)
             return Latencies.of_run(run, ramp_requests)
         if ramp_requests > _LARGEST_SIMULATED_BATCH:
             return None

@@ -40,8 +40,10 @@ class KernelClock:
 
     @property
     def error_bound_ns(self) -> int:
-        """By how much a converted time may be off: width of the brackets, and their movement
-        without steps, where user time is taken."""
+        """By how much a converted time may be off: width of the brackets, and their movement.
+
+        Where the clock was stepped user time is taken, so a step is no part of it.
+        """
         return self._width_ns + min(self._highest_ns - self._lowest_ns, MAX_STEP_NS)
 
     def sample(self) -> None:
