@@ -104,7 +104,6 @@ def test_a_damaged_file_ends_in_one_line(base, tmp_path, batch):
         ("run/levels.jsonl", ("throughput_tokens_per_s",), 0),
         ("run/levels.jsonl", ("ttft_ms", "mean"), 1e308),
         ("run/requests.jsonl", ("ended_s",), 1e308),
-        ("run/requests.jsonl", ("sent_s",), 10**6),
         ("run/knees.json", (0, "concurrency"), 7),
     ],
 )
@@ -128,6 +127,22 @@ def test_a_value_that_once_broke_a_command_is_named_or_shown(base, tmp_path, fil
         call("report", run, "--recommendation", rec, "-o", out)
     else:
         call("report", run, "-o", out)
-        call("gate", base / "run", "--baseline", run)
         call(*SWEEP, "--out", run, "--resume")
         call("recommend", run, "--rate", "1", "--instance", "ml.g5.2xlarge")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "number"),
+    [("token_times_s", [0.0] * 8, None), ("token_times_s", [1e6] * 8, None), ("sent_s", 1e6, -1)],
+)
+def test_a_run_whose_requests_take_no_time_is_compared(base, tmp_path, key, value, number):
+    """All of them, or one that was sent after its tokens: a draw has no time to divide by."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(base / "run", folder)
+    requests = folder / "requests.jsonl"
+    lines = [json.loads(line) for line in requests.read_text().splitlines()]
+    for line in lines if number is None else [lines[number]]:
+        line[key] = value
+    requests.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    call("compare", folder, base / "run")
+    call("gate", base / "run", "--baseline", folder)

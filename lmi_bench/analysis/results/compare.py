@@ -199,6 +199,7 @@ def _sides(run: Run) -> dict[tuple[str, float], _Side]:
     return sides
 
 
+@np.errstate(divide="ignore", invalid="ignore")  # a draw of no time: `_judge` leaves it out
 def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> list[Difference]:
     axis, load = key
     rng = np.random.default_rng(seed)
@@ -240,7 +241,7 @@ def _compare_throughput(
         if side.open_loop:
             drawn.append(counts[chosen].sum(axis=1) / side.wall_s)
             continue
-        e2e = np.maximum(1e-9, np.nan_to_num(side.columns.each_s(open_loop=False)["e2e"]))
+        e2e = np.nan_to_num(side.columns.each_s(open_loop=False)["e2e"])
         users = max(1, round(blank.load))
         own = np.arange(counts.size)[None, :]
         pace = float(counts.sum() / _worked_through_s(e2e[own], users)[0])
@@ -282,8 +283,7 @@ def _compare_latency(
         if not samples:
             samples = [_of_draws(own, chosen) for own, chosen in zip(values, indices, strict=True)]
         drawn = [side(QUANTILES[statistic]) for side in samples]
-        points = [statistic_ms(side, statistic) for side in pooled]
-        differences.append(_judge(difference, points, drawn))
+        differences.append(_judge(difference, [statistic_ms(x, statistic) for x in pooled], drawn))
     return differences
 
 

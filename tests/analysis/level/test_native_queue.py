@@ -131,8 +131,9 @@ def test_without_a_compiler_python_follows(monkeypatch, model):
     [{"block_size": 10**6}, {"block_size": 2**62}, {"num_blocks": 2**70}],
     ids=str,
 )
-def test_numbers_that_c_does_not_hold_are_left_to_python(compiled, model, limits):
+def test_numbers_that_c_does_not_hold_are_left_to_python(monkeypatch, model, limits):
     """Of a profile that somebody else wrote: no memory for each token of a block, no overflow."""
+    monkeypatch.setattr(queueing, "_native", object)  # a library without a function
     config = replace(SchedulerConfig(num_blocks=64, block_size=16, max_model_len=512), **limits)
     lengths = [(300, 100)] * 4
     same(follow(model, config, 2, lengths), follow(model.pricer(), config, 2, lengths))
