@@ -1,8 +1,10 @@
 """Converts text to token ids and back with a model folder's tokenizer.json, without torch."""
 
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,25 +57,22 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise InputError(
-                f"{folder} has no tokenizer.json: give a folder with a fast tokenizer "
-                "(transformers writes one with tokenizer.save_pretrained)"
+                f"{folder} has no tokenizer.json: write one with transformers' save_pretrained"
             )
-        fast = _fast_tokenizer_class()
-        try:
-            tokenizer = fast.from_file(str(path))
+        with installed("reading a tokenizer"):
+            from tokenizers import Tokenizer as FastTokenizer
+        with _explained(f"{path} cannot be read as a tokenizer"), _without_stderr():
+            tokenizer = FastTokenizer.from_file(str(path))
             tokenizer.no_padding()  # it may be of any length
             tokenizer.encode("a")  # what a post-processor lacks shows only here
-        except BaseException as exc:  # the library raises bare Exception, or panics
-            if isinstance(exc, KeyboardInterrupt):
-                raise
-            raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
         return cls(tokenizer, eos_token_ids(folder), folder)
 
     @classmethod
     def from_json(cls, content: str, eos_token_ids: Iterable[int] = ()) -> "Tokenizer":
-        """A tokenizer from the content of a tokenizer.json. Raises InputError if `tokenizers` is
-        not installed."""
-        return cls(_fast_tokenizer_class().from_str(content), eos_token_ids)
+        """From the content of a tokenizer.json. Raises InputError if `tokenizers` is missing."""
+        with installed("reading a tokenizer"):
+            from tokenizers import Tokenizer as FastTokenizer
+        return cls(FastTokenizer.from_str(content), eos_token_ids)
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, most: int | None = None
@@ -86,9 +85,10 @@ class Tokenizer:
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode("utf-8")
         # a batch of one lets other threads run meanwhile, which `encode` does not
-        (encoded,) = self._tokenizer.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )
+        with _explained("the tokenizer cannot encode the text"):
+            (encoded,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         if most is not None and len(encoded) > most:  # a list of millions would hold up others
             raise CapacityError(f"the text has {len(encoded)} tokens, more than {most}")
         ids: list[int] = encoded.ids
@@ -166,10 +166,26 @@ class Detokenizer:
         return piece
 
 
-def _fast_tokenizer_class() -> Any:
-    with installed("reading a tokenizer"):
-        from tokenizers import Tokenizer as FastTokenizer
-    return FastTokenizer
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """InputError for what the library raises: bare Exception, or a panic."""
+    try:
+        yield
+    except BaseException as exc:
+        if isinstance(exc, Exception) or type(exc).__name__ == "PanicException":
+            raise InputError(f"{what}: {exc}") from exc
+        raise
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Discard what is written to stderr: a panic writes lines of its own."""
+    with os.fdopen(os.dup(2)) as kept, Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept.fileno(), 2)
 
 
 def _longest_token_bytes(saved: Any) -> int | None:

@@ -216,8 +216,7 @@ def _lanes(records: Sequence[RequestRecord], ends_s: Sequence[float]) -> Iterato
 
 def _short(value: Any) -> Any:
     """The value with four digits a number; what is not finite becomes None."""
-
-    def four_digits(text: str) -> float:
-        return float(f"{float(text):.4g}")
-
-    return json.loads(json.dumps(value), parse_float=four_digits, parse_constant=lambda _: None)
+    content = json.dumps(value)
+    return json.loads(
+        content, parse_float=lambda text: float(f"{float(text):.4g}"), parse_constant=lambda _: None
+    )

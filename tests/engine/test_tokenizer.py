@@ -184,6 +184,24 @@ def test_a_broken_tokenizer_is_named(tmp_path):
         Tokenizer.from_folder(tmp_path)
 
 
+def test_a_panic_of_the_library_is_one_error_and_writes_no_lines_of_its_own(tmp_path, capfd):
+    byte_fallback(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["post_processor"]["special_tokens"] = {}
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"tokenizer.json cannot be read as a tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+    print("still written", file=sys.stderr)
+    assert capfd.readouterr().err == "still written\n"
+
+
+def test_a_text_without_tokens_is_the_senders_error():
+    fast = FastTokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    with pytest.raises(InputError, match=r"cannot encode the text: .*UNK"):
+        Tokenizer(fast).encode("b")
+
+
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
     byte_level(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)

@@ -13,7 +13,6 @@ from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.calibration import (
     search_awq_factors,
     smoothing_factors,
-    weights_after,
 )
 from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
 from lmi_bench.engine.torch_backend.quantization.linear import (
@@ -242,7 +241,7 @@ def test_searched_scales_save_the_channels_that_matter():
         return round_grouped(matrix, 3, 128).floats()
 
     def error(factors):
-        after = weights_after([weight], factors, rounded)[0]
+        after = rounded(weight * factors) / factors
         return float((rows @ (after - weight).t()).norm())
 
     factors = search_awq_factors([weight], rows.abs().mean(dim=0), rows, rounded)

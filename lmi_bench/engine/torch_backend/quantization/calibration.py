@@ -109,12 +109,10 @@ def find_factors(
     them. Shape (features,); None: leave both unchanged."""
     if settings.scheme is Scheme.SMOOTHQUANT:
         return smoothing_factors(settings.alpha, weights, inputs.largest)
-    bits = settings.scheme.bits
-
-    def rounded(weight: Tensor) -> Tensor:
-        return round_grouped(weight, bits, group_size).floats()
-
-    return search_awq_factors(weights, inputs.sum_abs / inputs.count, inputs.rows, rounded)
+    mean_abs, bits = inputs.sum_abs / inputs.count, settings.scheme.bits
+    return search_awq_factors(
+        weights, mean_abs, inputs.rows, lambda each: round_grouped(each, bits, group_size).floats()
+    )
 
 
 def smoothing_factors(alpha: float, weights: list[Tensor], largest: Tensor) -> Tensor:
@@ -143,24 +141,11 @@ def search_awq_factors(
         factors = mean_abs.clamp_min(_SMALLEST_ACTIVATION).pow(step / _AWQ_STEPS)
         factors = factors.clamp_min(_SMALLEST)
         factors = factors / (factors.max() * factors.min()).sqrt()
-        error = _output_error(weights, weights_after(weights, factors, rounded), rows)
+        changes = (rounded(weight * factors) / factors - weight for weight in weights)
+        error = sum(float((rows @ change.t()).square().sum()) for change in changes)
         if error < least:
             best, least = factors if step else None, error
     return best
-
-
-def weights_after(
-    weights: list[Tensor], factors: Tensor, rounded: Callable[[Tensor], Tensor]
-) -> list[Tensor]:
-    """Effective weights for unscaled inputs: scaled, rounded and scaled back."""
-    return [rounded(weight * factors) / factors for weight in weights]
-
-
-def _output_error(weights: list[Tensor], rounded: list[Tensor], rows: Tensor) -> float:
-    return sum(
-        float((rows @ (after - before).t()).square().sum())
-        for before, after in zip(weights, rounded, strict=True)
-    )
 
 
 def scale_groups(spec: DecoderSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
