@@ -113,6 +113,7 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
             base = from_run.prior_for(engines[0], more)
         cells += more
     base = given or base or EAGER_GPU_PRIOR
+    listener.progress(f"fit to {plural(len(cells), 'level')}", 0, None)
     # sweeps state their lengths; tables and summaries of other tools do not
     has_sweeps = any(source.is_dir() for source in settings.sources)
     fit = (fit_cells if has_sweeps else fit_unstated)(base, cells)
@@ -322,12 +323,11 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
         slo = parse_slo(_WITHOUT_STATISTIC.sub(r"\1_mean<=", text.strip()))
         key = _KEYS.get(slo.metric)
         if key is None or (slo.statistic != "mean" and slo.metric in ("ttft", "tpot")):
-            raise InputError(
-                f"--slo {text}: tables state means, so use ttft, tpot or latency_per_token"
-            )
+            raise InputError(f"--slo {text}: tables state means: ttft, tpot or latency_per_token")
         limits.append((key, slo.limit_ms))
     profile = None if settings.profile is None else find_profile(settings.profile)
     rows = _rows(settings, profile, listener)
+    listener.progress("levels", 0, len(rows))  # the fit comes first
     if profile is None:
         on = settings.calibrate_on
         fitted = validation.fitted_rows(
@@ -336,12 +336,12 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
             calibrate_on=None if on is None else read_table(on),
             seed=settings.seed,
         )
-        judged, warnings = validation.validate(rows, fitted)
     else:
-        judged, problems = validation.validate(rows, [validation.rows_of_profile(profile, rows)])
-        engines = sorted({row.engine for row in rows})
-        warnings = [each for each in map(profile.warning_for_engine, engines) if each]
-        warnings += problems
+        fitted = iter([validation.rows_of_profile(profile, rows)])
+    judged, warnings = validation.validate(rows, fitted, listener)
+    if profile is not None:
+        others = map(profile.warning_for_engine, sorted({row.engine for row in rows}))
+        warnings[:0] = filter(None, others)
     under = [entry for limit in limits for entry in validation.loads_under(judged, *limit)]
     if not settings.slo:  # closed loops have no limit unless one is stated
         under = [entry for entry in under if entry.is_rate]

@@ -19,6 +19,7 @@ from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.json_value import JsonValue, key_of
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.units import s_to_ms
 
 _IDENTITY = attrgetter(  # what tells measured cells apart
@@ -90,7 +91,7 @@ class FittedRows:
 
 
 def validate(
-    rows: Sequence[TableRow], fitted: Iterable[FittedRows]
+    rows: Sequence[TableRow], fitted: Iterable[FittedRows], listener: Listener = SILENT
 ) -> tuple[list[Judged], list[str]]:
     """Every row as the fits judge it, in order, and warnings: rows without a prediction first."""
     judged: dict[int, Judged] = {}
@@ -99,10 +100,10 @@ def validate(
         warnings += group.warnings
         for row in group.rows:
             judged[row.number] = judge(group.fit, row, row.number in group.chosen)
+            listener.progress("levels", len(judged), len(rows))
     found = [judged.get(row.number) or Judged(row) for row in rows]
-    problems = [(each.row.number + 2, each.row.problem) for each in found]
-    lines = [f"line {line}: {problem}" for line, problem in problems if problem is not None]
-    return found, [*lines, *warnings]
+    bad = (each.row for each in found if each.row.problem is not None)
+    return found, [*(f"line {row.number + 2}: {row.problem}" for row in bad), *warnings]
 
 
 def fitted_rows(
@@ -123,9 +124,8 @@ def fitted_rows(
     """
     usable = _usable(rows)
     engines = Counter(row.engine for row in usable)
-    shares = _shares(
-        Counter(row.engine for row in usable if _can_calibrate(row)), max(0, calibrate_cells)
-    )
+    able = Counter(row.engine for row in usable if _can_calibrate(row))
+    shares = _shares(able, max(0, calibrate_cells))
     for engine in engines:
         group = [row for row in usable if row.engine == engine]
         first = prior(engine, _cells(group))
