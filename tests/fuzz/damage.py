@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gc
 import io
 import json
 import os
@@ -118,6 +119,8 @@ _WRONG = {
 def find(seeds, tmp_path, one):
     """What ended otherwise than in a line: `one` gets an empty folder and a random generator."""
     failed = []
+    gc.collect()
+    gc.freeze()  # each level of a sweep collects: 0.5 s with what a process has imported by now
 
     def too_long(*_):
         raise HangError
@@ -131,7 +134,8 @@ def find(seeds, tmp_path, one):
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # noqa: BLE001 - what ends otherwise is the finding
-            place = traceback.extract_tb(exc.__traceback__)[-1]
+            places = traceback.extract_tb(exc.__traceback__)
+            place = places[-2 if isinstance(exc, HangError) else -1]  # not the signal's handler
             failed.append(f"seed {seed}: {exc!r:.80} at {place.filename}:{place.lineno}")
         finally:
             signal.alarm(0)

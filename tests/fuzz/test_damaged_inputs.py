@@ -120,8 +120,8 @@ def sweep(*options):
 
 
 def played(option):
-    """Texts are played on a tiny model."""
-    few = ("--requests-per-level", "2", "--concurrency", "1", "--osl", "4")
+    """Texts are played on a tiny model; on a busy machine a reply of 300 tokens takes its time."""
+    few = ("--requests-per-level", "2", "--concurrency", "1", "--osl", "4", "--timeout", "4")
     return lambda file, out: ("sweep", "--target", "engine", "--model", file.parent / "model", *few,
                               *TORCH, option, file, "--out", out)  # fmt: skip
 
