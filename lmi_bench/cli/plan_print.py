@@ -214,6 +214,7 @@ def print_shipped(shipped: calibrate.ShippedErrors) -> None:
 
 def _in_percent(row: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: f"{row[name]:.1%}" for name in ("median", "p90", "half-width")}
+    shown["figure"] = row["figure"].partition("_")[0].replace("throughput", "tok/s")
     return {**row, **shown, "covered": f"{row['covered']:.0%}"}
 
 

@@ -44,6 +44,7 @@ from lmi_bench.targets.profiles import SHIPPED, find_profile
 
 _USERS = (1, 4, 16, 64, 256)
 _INFORMATIVE: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
+_MOST_LINES = 48  # of a table: a fit takes as long as the square of their number, 2 minutes for 64
 _FIRST_TOKENS = 256  # prompt and output length of the first levels to measure
 
 
@@ -106,10 +107,14 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
                     f"{source} has {len(engines)} engines ({', '.join(engines)}) but a profile "
                     "describes one: keep the lines of one engine"
                 )
-            more = [row.cell for row in rows if row.cell is not None and row.fits]
-            if not more:
-                why = ", all have fit = no" if rows else ""
-                raise InputError(f"{source}: no line can be used{why}")
+            if not (usable := [row for row in rows if row.fits]):
+                raise InputError(f"{source}: no line can be used; those with fit = no cannot")
+            if len(usable) > _MOST_LINES:
+                listener.warn(
+                    f"{source}: uses the {_MOST_LINES} most telling of {len(usable)} lines"
+                )
+                usable = validation.choose_rows(engines[0], usable, _MOST_LINES, 0)
+            more = [row.cell for row in usable if row.cell is not None]
             base = from_run.prior_for(engines[0], more)
         cells += more
     base = given or base or EAGER_GPU_PRIOR
@@ -144,10 +149,7 @@ def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel
     try:
         found = read_results(source)
     except InputError as exc:
-        raise InputError(
-            f"{exc}; `lmi-bench import` takes a file's load as an option and makes a run, which "
-            "`calibrate` reads"
-        ) from exc
+        raise InputError(f"{exc}; or make a run of it: `lmi-bench import` takes its load") from exc
     model = settings.model or found.facts.get("model")
     if model is None or settings.instance is None:
         missing = "--model" if model is None else "--instance"
@@ -261,14 +263,11 @@ class Validation:
 
     def to_json(self) -> list[dict[str, Any]]:
         """As `validate --json` writes it: each row with the loads under SLOs of its set-up."""
-        loads = defaultdict[Any, list[dict[str, Any]]](list)
+        key, loads = validation.setup_key, defaultdict[Any, list[dict[str, Any]]](list)
         for entry in self.under_slo:
-            loads[validation.setup_key(entry.row)].append(entry.to_json())
+            loads[key(entry.row)].append(entry.to_json())
         return [
-            {
-                **each.to_json(),
-                "under_slo": loads[validation.setup_key(each.row)] if each.row.cell else [],
-            }
+            {**each.to_json(), "under_slo": loads[key(each.row)] if each.row.cell else []}
             for each in self.judged
         ]
 
