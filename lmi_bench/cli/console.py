@@ -155,7 +155,7 @@ def print_table(
         table.add_row(*("" if value is None else str(value) for value in row.values()))
     stdout().print(table)
     if left_out:
-        note(f"no room for {', '.join(left_out)}: widen the terminal, or see the report")
+        note(f"no room for {', '.join(left_out)}: widen the terminal, or add --output plain")
 
 
 def _cell(value: Any) -> str:

@@ -61,7 +61,7 @@ def print_prediction(prediction: Prediction) -> None:
         )
     say(prediction.profile.provenance)
     rows = [_prediction_row(each) for each in (*prediction.forecasts, *prediction.simulated)]
-    give_way = ("TPOT ms", "TTFT p90 ms", "capacity tok/s", "binds", "ms/token")
+    give_way = ("capacity tok/s", "ms/token", "binds", "TTFT p90 ms", "TPOT ms")
     print_table("Predictions with 80 % intervals", rows, left=("binds",), give_way=give_way)
     say(*dict.fromkeys(_explanations(prediction)))
     warn(*prediction.warnings)

@@ -53,9 +53,9 @@ def format_figure(value: float | None, places: int | None = None) -> str:
 
 
 def format_interval(value: float, low: float, high: float) -> str:
-    """A figure with its interval.
+    """A figure with its interval, in three digits.
 
-    >>> format_interval(47.361, 41.0, 55.2)
-    '47.36 [41 to 55.2]'
+    >>> format_interval(1247.361, 841.0, 1655.2)
+    '1,250 [841-1,660]'
     """
-    return "{} [{} to {}]".format(*map(format_figure, (value, low, high)))
+    return "{} [{}-{}]".format(*(format_figure(float(f"{x:.3g}")) for x in (value, low, high)))
