@@ -87,8 +87,7 @@ def _from_row(row: Row) -> Accelerator:
     kind = next((_LINKS[name] for name in _LINKS if row["link"].startswith(name)), None)
     one_way = number_or_none(row["link_gb_s_one_way"], _GIGA)
     return Accelerator(
-        name=row["accelerator"],
-        vendor=row["vendor"],
+        name=row["accelerator"], vendor=row["vendor"],
         memory_bytes=int(row["memory_reported_mib"]) * MIB,
         bandwidth_bytes_per_s=number_or_none(row["bandwidth_gb_s"], _GIGA),
         fp16_flop_per_s=number_or_none(row["fp16_dense_tflops"], _TERA),
@@ -97,14 +96,11 @@ def _from_row(row: Row) -> Accelerator:
         int8_op_per_s=number_or_none(row["int8_dense_tops"], _TERA),
         device_link=Link(kind, one_way) if kind else NO_LINK,
         pcie_link=Link("pcie", number_or_none(row["pcie_gb_s_one_way"], _GIGA)),
-        source=row["source"],
-        aliases=tuple(filter(None, row["aliases"].split(";"))),
-        notes=row["notes"],
-        fp4_flop_per_s=number_or_none(row["fp4_dense_tflops"], _TERA),
+        source=row["source"], aliases=tuple(filter(None, row["aliases"].split(";"))),
+        notes=row["notes"], fp4_flop_per_s=number_or_none(row["fp4_dense_tflops"], _TERA),
         multiprocessors=int(row["multiprocessors"]) if row["multiprocessors"] else None,
-        compute_capability=number_or_none(row["compute_capability"]),
-        host=row["host"],
-    )
+        compute_capability=number_or_none(row["compute_capability"]), host=row["host"],
+    )  # fmt: skip
 
 
 @cache

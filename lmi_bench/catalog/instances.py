@@ -123,25 +123,20 @@ def _link_of(row: Row, accelerator: Accelerator) -> Link:
 def _from_row(row: Row) -> Instance:
     accelerator = find_accelerator(row["accelerator"])
     return Instance(
-        instance_type=row["instance_type"],
-        accelerator=accelerator,
-        num_accelerators=int(row["accelerators"]),
-        link=_link_of(row, accelerator),
-        vcpus=int(row["vcpu"]),
-        host_memory_bytes=int(float(row["host_memory_gib"]) * GIB),
+        instance_type=row["instance_type"], accelerator=accelerator,
+        num_accelerators=int(row["accelerators"]), link=_link_of(row, accelerator),
+        vcpus=int(row["vcpu"]), host_memory_bytes=int(float(row["host_memory_gib"]) * GIB),
         price_usd_per_hour=number_or_none(row["sagemaker_usd_per_hour"]),
-        price_region=row["sagemaker_region"],
-        price_date=row["sagemaker_date"],
+        price_region=row["sagemaker_region"], price_date=row["sagemaker_date"],
         price_source=row["sagemaker_source"],
         price_component=row["sagemaker_component"]
         or ("component not stated" if row["sagemaker_usd_per_hour"] else ""),
         ec2_price_usd_per_hour=number_or_none(row["ec2_usd_per_hour_us_east_1"]),
         ec2_price_source=row["ec2_source"],
         neuron_cores=int(row["neuron_cores"]) if row["neuron_cores"] else None,
-        network_bits_per_s=number_or_none(row["network_gbps"], 1e9),
-        source=row["spec_source"],
+        network_bits_per_s=number_or_none(row["network_gbps"], 1e9), source=row["spec_source"],
         notes=row["notes"],
-    )
+    )  # fmt: skip
 
 
 @cache

@@ -297,34 +297,24 @@ class _Config:
             key_dim = value_dim = self.count("qk_nope_head_dim") + self.count("qk_rope_head_dim")
         mtp = self.count("mtp")
         shape = ModelShape(
-            name=self.name,
-            num_layers=self.layers,
-            hidden_size=h,
-            num_heads=self.heads,
-            num_kv_heads=self.heads if rank else kv_heads,
-            head_dim=(key_dim + value_dim) // 2,
-            ffn_size=self.count("ffn", 4 * h),
-            vocab_size=self.vocab,
+            name=self.name, num_layers=self.layers, hidden_size=h, num_heads=self.heads,
+            num_kv_heads=self.heads if rank else kv_heads, head_dim=(key_dim + value_dim) // 2,
+            ffn_size=self.count("ffn", 4 * h), vocab_size=self.vocab,
             max_positions=self.count("positions", _POSITIONS),
-            params_total=rest + tower + of_mlps[0],
-            params_active=rest + of_mlps[1],
+            params_total=rest + tower + of_mlps[0], params_active=rest + of_mlps[1],
             tied_embeddings=bool(tied),
             sliding_window=self.count("window") if "sliding" in mixers else None,
-            full_attention_layers=mixers.count("full"),
-            experts=experts,
-            experts_per_token=chosen,
+            full_attention_layers=mixers.count("full"), experts=experts, experts_per_token=chosen,
             expert_ffn_size=self.count("expert_ffn") if experts else 0,
             shared_experts=round(self.shared_ffn() / self.count("expert_ffn")) if experts else 0,
-            latent_kv_dim=rank and rank + self.count("qk_rope_head_dim"),
-            source="config.json",
+            latent_kv_dim=rank and rank + self.count("qk_rope_head_dim"), source="config.json",
             parallel_branches=all("none" in pair for pair in kinds),
             architecture=str((self.outer.get("architectures") or [""])[0]),
             cacheless_layers=mixers.count("linear") + mixers.count("none"),
-            state_bytes=mixers.count("linear") * self.linear()[1],
-            encoder_params=tower,
+            state_bytes=mixers.count("linear") * self.linear()[1], encoder_params=tower,
             mtp_layers=mtp,
             mtp_params=mtp * (self.mixer_params("full") + self.mlp_params(mlps[-1], experts)),
-        )
+        )  # fmt: skip
         return self._doubted(self._compressed(self._sparse(shape)), weight_bytes)
 
     def _sparse(self, shape: ModelShape) -> ModelShape:

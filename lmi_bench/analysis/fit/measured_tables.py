@@ -290,25 +290,17 @@ def _inferencex_cell(row: Row) -> MeasuredLevel:
     statistic = "p50" if medians else "mean"
     gathers = _gathers(row, setup, stated, users)
     return MeasuredLevel(
-        setup,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        load=Load(users),
+        setup, input_tokens=input_tokens, output_tokens=output_tokens, load=Load(users),
         num_requests=_REQUESTS_PER_USER * users,
         throughput_tokens_per_s=_throughput(row, stated, workers * setup.devices),
         ttft_mean_s=_plain_seconds(row, f"ttft_{statistic}_ms"),
         tpot_mean_s=_plain_seconds(row, f"tpot_{statistic}_ms"),
-        length_spread=(1 - _LEAST_SHARE) / 2 / _MEAN_SHARE,
-        lengths_stated=True,
-        replicas=workers,
-        prefill=prefill,
-        poll_steps=_poll_steps(row, setup, users),
-        gather_steps=gathers[0],
+        length_spread=(1 - _LEAST_SHARE) / 2 / _MEAN_SHARE, lengths_stated=True, replicas=workers,
+        prefill=prefill, poll_steps=_poll_steps(row, setup, users), gather_steps=gathers[0],
         gather_prompts=gathers[1],
         measured_day=date.fromisoformat(row["date"]).toordinal() if row.get("date") else None,
-        medians=medians,
-        max_sequences=_decode_batch(row, users, workers) if prefill else None,
-    )
+        medians=medians, max_sequences=_decode_batch(row, users, workers) if prefill else None,
+    )  # fmt: skip
 
 
 def _poll_steps(row: Row, setup: Setup, users: int) -> int:

@@ -197,28 +197,21 @@ def build_candidate(
             withheld[key] = reason
     measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
     return Candidate(
-        instance=layout.instance.instance_type,
-        instances=machines,
-        tensor_parallel=layout.tensor_parallel,
-        copies=layout.copies,
-        accelerator=layout.instance.accelerator.name,
-        **loaded.prices(),
-        figures=figures,
+        instance=layout.instance.instance_type, instances=machines,
+        tensor_parallel=layout.tensor_parallel, copies=layout.copies,
+        accelerator=layout.instance.accelerator.name, **loaded.prices(), figures=figures,
         withheld=withheld,
         slos=tuple(
             SloOutlook.of(slo, figures[f"{slo.metric}_{slo.statistic}_ms"], measured=measured)
             for slo in request.slos
         ),
-        memory=loaded.memory(),
-        limited_by=copy.limited_by,
+        memory=loaded.memory(), limited_by=copy.limited_by,
         basis="simulated" if observed is not None else "closed form",
         price_provenance=layout.instance.price_provenance,
-        profile_provenance=request.profile.provenance,
-        warnings=copy.warnings,
-        setting=layout.setting,
-        attainment=None,
+        profile_provenance=request.profile.provenance, warnings=copy.warnings,
+        setting=layout.setting, attainment=None,
         cost=loaded.cost(rates["capacity_tokens_per_s"].value),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,31 +106,19 @@ class NativeWeights:
         embedding = load.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         head = load.head_rows(embedding)
         return binding.Model(
-            layers=spec.num_layers,
-            hidden=spec.hidden_size,
-            heads=spec.num_heads,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            ffn=spec.ffn_size,
-            vocab=spec.vocab_size,
-            embedding_kind=KINDS[self._dtype],
-            norm_eps=spec.norm_eps,
-            gelu=spec.gelu,
-            scale=spec.score_scale,
+            layers=spec.num_layers, hidden=spec.hidden_size, heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, ffn=spec.ffn_size,
+            vocab=spec.vocab_size, embedding_kind=KINDS[self._dtype], norm_eps=spec.norm_eps,
+            gelu=spec.gelu, scale=spec.score_scale,
             embedding_scale=float(torch.tensor(spec.embedding_scale, dtype=self._dtype)),
-            score_cap=spec.score_cap,
-            logit_cap=spec.logit_cap,
-            layer=self.layers,
+            score_cap=spec.score_cap, logit_cap=spec.logit_cap, layer=self.layers,
             final_norm=self._vector(load.norm("model.norm").tensors[0]),
-            embedding=self._hold(embedding.contiguous()),
-            head=self._linear(PlainLinear(head)),
-            frequencies=self._hold(frequencies.contiguous()),
-            window_frequencies=near,
-            amplitude=amplitude,
-            growth_factor=growth[0] if growth else 0.0,
+            embedding=self._hold(embedding.contiguous()), head=self._linear(PlainLinear(head)),
+            frequencies=self._hold(frequencies.contiguous()), window_frequencies=near,
+            amplitude=amplitude, growth_factor=growth[0] if growth else 0.0,
             growth_power=growth[1] if growth else 0.0,
             trained_length=float(spec.rope["original_max_position_embeddings"]),
-        )
+        )  # fmt: skip
 
     def _fill_layer(self, layer: binding.Layer, part: Layer) -> None:
         attention, mlp = part.block, part.mlp
