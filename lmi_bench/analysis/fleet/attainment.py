@@ -18,12 +18,13 @@ from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_o
 from lmi_bench.analysis.fleet.operating_point import Latencies, Operating
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
-from lmi_bench.analysis.results.columns import columns_of
+from lmi_bench.analysis.level.queueing import QueueRun
+from lmi_bench.analysis.results.columns import Columns, columns_of
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.slo_results import goodput
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
-from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.records import STATUS_OK, RequestRecord
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
@@ -32,20 +33,27 @@ from lmi_bench.engine.router import make_router
 WINDOW_S = 300.0
 _WINDOW_STEP_S = 60.0
 _LOOK_S = 3 * WINDOW_S
+_QUICK_TOKENS = 300_000  # whose steps the engine's own scheduler plans in a second or two
+_MOST_TOKENS = 6_000_000  # whose times are held in 0.5 GiB
 _MOST_REQUESTS = 6000
 _MOST_CACHED = 2000  # with a prefix cache, whose blocks take time to simulate
 _MOST_REPLICAS = 4
 
 
 def attainment(
-    records: Sequence[RequestRecord], slos: Sequence[Slo], *, open_loop: bool, routing: str = ""
+    records: Sequence[RequestRecord] | Columns,
+    slos: Sequence[Slo],
+    *,
+    open_loop: bool,
+    routing: str = "",
 ) -> Attainment:
     """Joint attainment and worst windows of the settled records of a level."""
     if not records:
         return Attainment(reason="no request was simulated", routing=routing)
     columns = columns_of(records)
     first_s, last_s = float(columns.due_s.min()), float(columns.due_s.max())
-    caches = any(record.exchange.cached_tokens is not None for record in records)
+    known = () if isinstance(records, Columns) else records
+    caches = any(record.exchange.cached_tokens is not None for record in known)
     count = math.floor((last_s + 1.0 - WINDOW_S - first_s) / _WINDOW_STEP_S) + 1
     starts_s = [first_s + _WINDOW_STEP_S * number for number in range(count)]
     since_s = [columns.due_s - start_s for start_s in starts_s]
@@ -68,7 +76,7 @@ def attainment(
         requests=len(records),
         minutes=(last_s - first_s) / 60,
         routing=routing,
-        prefix_hit_share=hit_share(records) if caches else None,
+        prefix_hit_share=hit_share(known) if caches else None,
     )
 
 
@@ -78,6 +86,8 @@ def simulate_long(
     """Simulate the planned load of one copy, or of several behind a router, for fifteen minutes.
 
     copies  of the fleet; under random routing one represents all: it gets a Poisson stream too
+
+    The engine's own scheduler runs; where that takes long, `follow` by the same rules.
     """
     steady, slos, routing, seed = plan.steady, request.slos, request.routing, request.seed
     replicas = 1 if routing == "random" or not steady.open_loop else min(copies, _MOST_REPLICAS)
@@ -87,6 +97,11 @@ def simulate_long(
     wanted = math.ceil(rate_per_s * _LOOK_S) + ramp
     if plan.config.prefix_caching:
         wanted = min(wanted, _MOST_CACHED + ramp)
+    tokens = wanted * steady.output_tokens
+    is_long = wanted > _MOST_REQUESTS or tokens > _QUICK_TOKENS
+    if is_long and replicas == 1 and plan.can_follow and tokens <= _MOST_TOKENS:
+        followed = _columns(plan.follow(rate_per_s, wanted, seed=seed), ramp)
+        return attainment(followed, slos, open_loop=True, routing=routing)
     if wanted > _MOST_REQUESTS:
         return Attainment(
             routing=routing,
@@ -104,6 +119,32 @@ def simulate_long(
         level = plan.simulate(spec, seed=seed, spacing_s=1 / steady.rate_per_s(users))
         settled = level.records[users : len(level.records) - users]
     return attainment(settled, slos, open_loop=steady.open_loop, routing=routing)
+
+
+def _columns(run: QueueRun, ramp: int) -> Columns:
+    """The requests of a followed copy after the first `ramp`, with the time of every token."""
+    steps, (_, first_s, last_s) = run.runs[:, 0].astype(np.int64), run.runs.T
+    gap_s = (last_s - first_s) / np.maximum(steps - 1, 1)
+    steps_s = np.repeat(first_s, steps) + _places(steps) * np.repeat(gap_s, steps)
+    starts = run.starts[run.starts[:, 0] >= ramp]
+    number, had, before, at_s = starts[np.lexsort((starts[:, 1], starts[:, 0]))].T
+    sent_s, tokens = run.sent_s[ramp:], run.output_tokens[ramp:]
+    row = (number - ramp).astype(np.int64)
+    gained = np.where(np.diff(row, append=-1), tokens[row], np.append(had[1:], 0)) - had
+    gained = gained.astype(np.int64)  # tokens from this start to the next one of the request
+    place = _places(gained)
+    times_s = steps_s[np.maximum(np.repeat(before.astype(np.int64), gained) + place - 1, 0)]
+    times_s[place == 0] = at_s
+    yes, none = np.ones(sent_s.size, dtype=bool), np.full(sent_s.size, np.nan)
+    return Columns(
+        [STATUS_OK] * sent_s.size, yes, yes, sent_s, sent_s, none, none, tokens, yes,
+        times_s, np.ones(times_s.size), np.repeat(row, gained), sent_s + run.e2e_s[ramp:],
+    )  # fmt: skip
+
+
+def _places(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... within each of the groups of so many."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 @dataclass(frozen=True, slots=True)

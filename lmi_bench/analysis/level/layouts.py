@@ -246,11 +246,16 @@ class CopyPlan:
             **options,
         )
 
-    def follow(self, rate_per_s: float, number: int, *, seed: int = 0) -> QueueRun:
-        """`simulate` of an open loop without its records, and many times faster.
+    @property
+    def can_follow(self) -> bool:
+        """Whether `follow` has the rules of its open loop: hits in a cache are not its own, and
+        speculation's steps have no fixed number of tokens."""
+        workload = self.workload
+        plain = workload.traffic is None and workload.speculation is None
+        return plain and self.steady.open_loop and not self.config.prefix_caching
 
-        Not for speculation, whose steps have no fixed number of tokens.
-        """
+    def follow(self, rate_per_s: float, number: int, *, seed: int = 0) -> QueueRun:
+        """`simulate` of an open loop without its records, and many times faster."""
         burstiness, draw = self.workload.burstiness, self.workload.requests(seed)
         arrivals_s = arrival_times_s(
             rate_per_s,

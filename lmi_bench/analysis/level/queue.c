@@ -41,6 +41,17 @@ struct since {
     int64_t count;
 };
 
+/* What the caller gets beside the requests' times, rows of doubles: seconds, count and end of a gap;
+ * decode steps of a run, and the ends of its first and last one; a sequence's start or return:
+ * request, tokens it had, decode steps so far, and when it got the next token. */
+enum table { GAPS, RUNS, STARTS, NUM_TABLES };
+static const int64_t WIDTHS[NUM_TABLES] = {3, 3, 4};
+
+struct table_rows {
+    double *values;
+    int64_t count, room;
+};
+
 struct queue {
     int64_t limits[NUM_LIMITS];
     double prices[NUM_PRICES], asked[NUM_ASKED];
@@ -56,8 +67,7 @@ struct queue {
     int64_t num_ending, room_ending;
     int64_t *phases;
     double *lines; /* time of the step and of a context token by rows; NAN: not known yet */
-    double *gaps;
-    int64_t num_gaps, room_gaps;
+    struct table_rows tables[NUM_TABLES];
     double now_s, decoded_s;
     int64_t steps, rows, context, reserved, to_fill;
     int64_t decoded; /* the JoinRule's state */
@@ -87,13 +97,15 @@ static void *grown(struct queue *q, void *array, int64_t count, int64_t *room, s
     return larger;
 }
 
+static void add_row(struct queue *q, enum table table, const double *row) {
+    struct table_rows *rows = q->tables + table;
+    size_t bytes = (size_t)WIDTHS[table] * sizeof *row;
+    rows->values = grown(q, rows->values, rows->count, &rows->room, bytes);
+    if (!q->is_stuck) memcpy(rows->values + WIDTHS[table] * rows->count++, row, bytes);
+}
+
 static void add_gap(struct queue *q, double seconds, int64_t count, double end_s) {
-    q->gaps = grown(q, q->gaps, q->num_gaps, &q->room_gaps, 3 * sizeof *q->gaps);
-    if (q->is_stuck) return;
-    double *gap = q->gaps + 3 * q->num_gaps++;
-    gap[0] = seconds;
-    gap[1] = (double)count;
-    gap[2] = end_s;
+    add_row(q, GAPS, (double[]){seconds, (double)count, end_s});
 }
 
 static void count_since(struct queue *q, double at_s, int64_t more) {
@@ -267,6 +279,8 @@ static void choose_prompts(struct queue *q) {
 
 static void start(struct queue *q, int64_t number) {
     struct request *r = q->requests + number;
+    double produced = (double)r->produced, steps = (double)q->steps;
+    add_row(q, STARTS, (double[]){(double)number, produced, steps, q->now_s});
     if (r->produced) {
         add_gap(q, q->now_s - r->last_s, 1, q->now_s);
     } else {
@@ -285,10 +299,12 @@ static void end_decoding(struct queue *q, int64_t steps, double first_s, double 
     double now_s = q->now_s + first_s;
     for (const struct since *each = q->since; each < q->since + q->num_since; each++)
         if (each->count) add_gap(q, now_s - each->at_s, each->count, now_s);
+    double first_end_s = now_s;
     if (steps > 1) {
         now_s += took_s - first_s;
         add_gap(q, (took_s - first_s) / (double)(steps - 1), q->rows * (steps - 1), now_s);
     }
+    add_row(q, RUNS, (double[]){(double)steps, first_end_s, now_s});
     q->now_s = q->decoded_s = now_s;
     q->steps += steps;
     q->decoded += steps;
@@ -448,7 +464,7 @@ void queue_free(struct queue *q) {
     if (q == NULL) return;
     free(q->requests); /* with the arrays behind them */
     free(q->heap);
-    free(q->gaps);
+    for (int table = 0; table < NUM_TABLES; table++) free(q->tables[table].values);
     free(q);
 }
 
@@ -491,14 +507,18 @@ struct queue *queue_new(const double *limits, int64_t total, const double *lengt
     return q;
 }
 
-int64_t queue_num_gaps(const struct queue *q) { return q->num_gaps; }
+int64_t queue_num_rows(const struct queue *q, int64_t table) { return q->tables[table].count; }
 
-/* times_s: sent, first and last token of each request; gaps: seconds, count and end of each */
-void queue_result(const struct queue *q, double *times_s, double *gaps) {
+/* times_s: sent, first and last token of each request; tables: one after the other */
+void queue_result(const struct queue *q, double *times_s, double *tables) {
     for (const struct request *r = q->requests; r < q->requests + q->total; r++) {
         *times_s++ = r->sent_s;
         *times_s++ = r->first_s;
         *times_s++ = r->end_s;
     }
-    if (q->num_gaps) memcpy(gaps, q->gaps, (size_t)q->num_gaps * 3 * sizeof *gaps);
+    for (int table = 0; table < NUM_TABLES; table++) {
+        int64_t size = WIDTHS[table] * q->tables[table].count;
+        if (size) memcpy(tables, q->tables[table].values, (size_t)size * sizeof *tables);
+        tables += size;
+    }
 }

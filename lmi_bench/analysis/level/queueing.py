@@ -35,6 +35,9 @@ class QueueRun:
     ttft_s, e2e_s  since `sent_s`
     gap_s          time between two tokens of one answer; gap_count: how many tokens had it
     gap_end_s      time at which it ended
+    runs    shape (runs, 3): decode steps of each, and the ends of its first and its last step
+    starts  shape (starts, 4): request that starts or comes back, tokens that it had, decode steps
+            before, and the time of its next token
     """
 
     sent_s: NDArray[np.float64]
@@ -44,6 +47,8 @@ class QueueRun:
     gap_s: NDArray[np.float64]
     gap_count: NDArray[np.float64]
     gap_end_s: NDArray[np.float64]
+    runs: NDArray[np.float64]
+    starts: NDArray[np.float64]
 
     @property
     def wall_s(self) -> float:
@@ -58,6 +63,7 @@ SOURCE: Final = NativeSource(
     flags=("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared"),
 )
 _DONE, _ASK_PROMPTS, _ASK_LINE = range(3)
+_WIDTHS = (3, 3, 4)  # of `queue.c`'s tables: gaps, runs, starts
 _LARGEST_BLOCK = 1024  # in C each token of a block has a counter
 
 
@@ -104,13 +110,16 @@ def follow(
             coming.append(unsent.popleft())
     rows = [(each.sent_s, each.first_s, each.end_s) for each in requests]
     times = np.array(rows, dtype=np.float64).reshape(-1, 3)
-    return _run_of(times, [each.output for each in requests], np.array(copy.gaps).reshape(-1, 3))
+    tables = zip((copy.gaps, copy.runs, copy.starts), _WIDTHS, strict=True)
+    each = [np.array(flat, dtype=np.float64).reshape(-1, width) for flat, width in tables]
+    return _run_of(times, [each.output for each in requests], each)
 
 
-def _run_of(times: Column, outputs: Sequence[int] | Column, gaps: Column) -> QueueRun:
+def _run_of(times: Column, outputs: Sequence[int] | Column, tables: Sequence[Column]) -> QueueRun:
     sent_s, first_s, end_s = times.T.copy()
-    tokens = np.array(outputs, dtype=np.float64)
-    return QueueRun(sent_s, first_s - sent_s, end_s - sent_s, tokens, *gaps.T)
+    (gap_s, count, gap_end_s), tokens = tables[0].T, np.array(outputs, dtype=np.float64)
+    ttft_s, e2e_s = first_s - sent_s, end_s - sent_s
+    return QueueRun(sent_s, ttft_s, e2e_s, tokens, gap_s, count, gap_end_s, *tables[1:])
 
 
 @cache
@@ -123,7 +132,8 @@ def _native() -> Any:
     address, seconds = ctypes.c_void_p, ctypes.c_double
     found.queue_new.argtypes = (address, ctypes.c_int64, address, address)
     found.queue_run.argtypes = (address, seconds, seconds, address)
-    found.queue_num_gaps.argtypes, found.queue_num_gaps.restype = (address,), ctypes.c_int64
+    found.queue_num_rows.argtypes = (address, ctypes.c_int64)
+    found.queue_num_rows.restype = ctypes.c_int64
     found.queue_result.argtypes, found.queue_result.restype = (address, address, address), None
     found.queue_free.argtypes, found.queue_new.restype = (address,), address
     return found
@@ -165,11 +175,13 @@ def _followed(
                 first = slower * price(*asked)
             else:
                 return None
-        times, gaps = np.empty((len(rows), 3)), np.empty((native.queue_num_gaps(queue), 3))
-        native.queue_result(queue, times.ctypes.data, gaps.ctypes.data)
+        sizes = [width * native.queue_num_rows(queue, i) for i, width in enumerate(_WIDTHS)]
+        times, flat = np.empty((len(rows), 3)), np.empty(sum(sizes))
+        native.queue_result(queue, times.ctypes.data, flat.ctypes.data)
     finally:
         native.queue_free(queue)
-    return _run_of(times, rows[:, 1], gaps)
+    parts = zip(np.split(flat, np.cumsum(sizes)[:-1]), _WIDTHS, strict=True)
+    return _run_of(times, rows[:, 1], [part.reshape(-1, width) for part, width in parts])
 
 
 @dataclass(slots=True, eq=False)
@@ -229,6 +241,8 @@ class _Copy:
     since: dict[float, int] = field(default_factory=dict)
     phases: dict[int, int] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
+    runs: list[float] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
     paged: bool = field(init=False)
     block_size: int = field(init=False)
     cache_tokens: int = field(init=False)
@@ -371,6 +385,7 @@ class _Copy:
 
     def _start(self, request: _Request) -> None:
         """The step that ended its prompt sampled a token."""
+        self.starts += (request.number, request.produced, self.steps, self.now_s)
         if request.produced:
             self.gaps += (self.now_s - request.last_s, 1, self.now_s)
         else:
@@ -408,9 +423,11 @@ class _Copy:
         for at_s, count in self.since.items():
             if count:
                 self.gaps += (now_s - at_s, count, now_s)
+        first_end_s = now_s
         if steps > 1:
             now_s += took_s - first_s
             self.gaps += ((took_s - first_s) / (steps - 1), self.rows * (steps - 1), now_s)
+        self.runs += (steps, first_end_s, now_s)
         self.now_s = self.decoded_s = now_s
         self.steps += steps
         self.join.after_decoding(steps)

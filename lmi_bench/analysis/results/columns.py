@@ -47,6 +47,9 @@ class Columns:
     last_s: FloatArray
     found: dict[bool, Mapping[str, FloatArray]] = field(default_factory=dict, repr=False)
 
+    def __len__(self) -> int:
+        return len(self.status)
+
     def each_s(self, *, open_loop: bool) -> Mapping[str, FloatArray]:
         """The latencies of each request by metric but `itl`, shape (n,); NaN where it has none.
 
@@ -141,8 +144,10 @@ def request_ms(record: RequestRecord, metric: str, *, open_loop: bool) -> float 
     return float(values_ms[0]) if values_ms.size else None
 
 
-def columns_of(records: Sequence[RequestRecord]) -> Columns:
+def columns_of(records: Sequence[RequestRecord] | Columns) -> Columns:
     """The columns of a level's requests; those of stored ones are made once."""
+    if isinstance(records, Columns):
+        return records
     if not isinstance(records, StoredRecords):
         return _columns(
             (r.status, r.due_s, r.sent_s, r.ended_s, r.exchange.first_answer_s, r.output_tokens,

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from lmi_bench.analysis.results.columns import columns_of, request_ms
+from lmi_bench.analysis.results.columns import Columns, columns_of, request_ms
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import FloatArray, upper_quantile
 from lmi_bench.core.errors import InputError
@@ -62,7 +62,9 @@ class SloResult:
         return None if self.measured_ms is None else self.slo.limit_ms - self.measured_ms
 
 
-def goodput(records: Sequence[RequestRecord], slos: Sequence[Slo], *, open_loop: bool) -> Goodput:
+def goodput(
+    records: Sequence[RequestRecord] | Columns, slos: Sequence[Slo], *, open_loop: bool
+) -> Goodput:
     """Number and rate of a level's requests that meet every SLO; a failed request meets none."""
     columns = columns_of(records)
     good = columns.ok & columns.counted

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from lmi_bench.analysis.fleet import attainment as long_simulations
 from lmi_bench.analysis.fleet.attainment import attainment, simulate_long
 from lmi_bench.analysis.fleet.operating_point import Operating
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
-from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.exchange import Exchange
@@ -77,6 +78,32 @@ def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
         worst["least-outstanding"].worst_5_minutes_ms[str(slo)]
         < worst["random"].worst_5_minutes_ms[str(slo)]
     )
+
+
+@pytest.mark.parametrize("model", ["llama-2-7b", "llama-3.1-8b"])
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_followed_copy_attains_what_the_engines_scheduler_does(model, share, monkeypatch):
+    """Whole prompts and chunks, with sequences that a full cache sends back."""
+    profile = TGI_2023 if model == "llama-2-7b" else VLLM_0_12
+    workload = Workload(find_model(model), "float16", 500, 400)
+    plan = plan_copy(Layout(find_instance("ml.g5.2xlarge"), 1), workload, profile, open_loop=True)
+    rate = share * plan.steady.saturated_rate_per_s
+    operating = Operating(rate, plan.steady.batch_at(rate))
+    slos = tuple(map(parse_slo, ("ttft_p90<=500ms", "itl_p90<=45ms", "tpot_mean<=60ms")))
+    asked = RecommendRequest(workload, profile, slos=slos)
+    found = []
+    for quick in (0, 10**9):
+        monkeypatch.setattr(long_simulations, "_QUICK_TOKENS", quick)
+        found.append(simulate_long(asked, plan, operating, 1))
+    followed, simulated = found
+    assert (followed.requests, followed.minutes) == (simulated.requests, simulated.minutes)
+    assert followed.joint_attainment == pytest.approx(simulated.joint_attainment, abs=0.01)
+    for name in ("fifteen_minutes_ms", "worst_5_minutes_ms", "attainment"):
+        one, other = getattr(followed, name), getattr(simulated, name)
+        ttft, itl, tpot = map(str, slos)
+        assert one[ttft] == pytest.approx(other[ttft], rel=1e-9)
+        assert one[tpot] == pytest.approx(other[tpot], rel=1e-9)
+        assert one[itl] == pytest.approx(other[itl], rel=0.01, abs=0.01)
 
 
 def test_a_load_that_would_take_too_long_to_simulate_says_so(copy):
