@@ -24,6 +24,7 @@ CASES: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("gpt-oss-120b", 1000, 500, ("--rate", "10", *SLOS)),
     ("qwen3-235b-a22b", 2000, 500, ("--rate", "4", *SLOS)),
     ("deepseek-r1", 4000, 1000, ("--rate", "4", *SLOS)),
+    ("deepseek-r1", 1000, 1000, ("--rate", "5", *SLOS)),
     ("llama-3.1-70b", 1000, 250, ("--users", "200", "--think-time", "10")),
 )
 

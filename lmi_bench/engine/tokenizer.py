@@ -168,7 +168,7 @@ class Detokenizer:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """InputError for what the library raises: bare Exception, or a panic."""
+    """Raise InputError in place of what the library raises: bare Exception, or a panic."""
     try:
         yield
     except BaseException as exc:

@@ -44,7 +44,7 @@ from lmi_bench.targets.profiles import SHIPPED, find_profile
 
 _USERS = (1, 4, 16, 64, 256)
 _INFORMATIVE: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
-_MOST_LINES = 48  # of a table: a fit takes as long as the square of their number, 2 minutes for 64
+_MOST_LINES = 48  # of a table: the time of a fit grows faster than their number, to over a minute
 _FIRST_TOKENS = 256  # prompt and output length of the first levels to measure
 
 
@@ -108,7 +108,7 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
                     "describes one: keep the lines of one engine"
                 )
             if not (usable := [row for row in rows if row.fits]):
-                raise InputError(f"{source}: no line can be used; those with fit = no cannot")
+                raise InputError(f"{source}: no line can be used; fit = no rules a line out")
             if len(usable) > _MOST_LINES:
                 listener.warn(
                     f"{source}: uses the {_MOST_LINES} most telling of {len(usable)} lines"
@@ -149,7 +149,10 @@ def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel
     try:
         found = read_results(source)
     except InputError as exc:
-        raise InputError(f"{exc}; or make a run of it: `lmi-bench import` takes its load") from exc
+        raise InputError(
+            f"{exc}; `lmi-bench import` takes a file's load as an option and makes a run, which "
+            "`calibrate` reads"
+        ) from exc
     model = settings.model or found.facts.get("model")
     if model is None or settings.instance is None:
         missing = "--model" if model is None else "--instance"
@@ -339,8 +342,8 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
         fitted = iter([validation.rows_of_profile(profile, rows)])
     judged, warnings = validation.validate(rows, fitted, listener)
     if profile is not None:
-        others = map(profile.warning_for_engine, sorted({row.engine for row in rows}))
-        warnings[:0] = filter(None, others)
+        of_engines = map(profile.warning_for_engine, sorted({row.engine for row in rows}))
+        warnings[:0] = filter(None, of_engines)
     under = [entry for limit in limits for entry in validation.loads_under(judged, *limit)]
     if not settings.slo:  # closed loops have no limit unless one is stated
         under = [entry for entry in under if entry.is_rate]
