@@ -21,6 +21,7 @@ from lmi_bench.analysis.level.cells import predict_cell, profile_of
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.results.repeats import steady_lines
 from lmi_bench.core.durable import write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.json_value import JsonValue
@@ -141,21 +142,20 @@ def capture(
         result = sweep_scenario(scenario, options, heard, out=where, resume=begun)
         if result.interrupted:
             return folder, None
-        for line in result.levels:
-            spent_s, planned_s = spent_s + _seconds(line), planned_s + cell.likely_s
+        spent_s += math.fsum(map(_seconds, result.levels))
+        planned_s += cell.likely_s * len(result.levels)
+        for line in steady_lines(result.levels):
             measured = {
-                "requests": line.sent,
-                "seconds": round(_seconds(line), 1),
+                "requests": line.sent, "seconds": round(_seconds(line), 1),
                 "throughput_tokens_per_s": line.throughput_tokens_per_s,
-                "ttft_mean_ms": line.of("ttft").mean,
-                "tpot_mean_ms": line.of("tpot").mean,
+                "ttft_mean_ms": line.of("ttft").mean, "tpot_mean_ms": line.of("tpot").mean,
                 "self_check": "ok" if line.valid else line.invalid_reason or "invalid",
-            }
+            }  # fmt: skip
             lengths = ("input_tokens", "output_tokens", "users")
             rows.append({name: getattr(cell, name) for name in lengths} | measured)
             if (why := why_left_out(line)) is not None:
                 listener.warn(f"{cell.title} is left out of the fit: {why}")
-            elif result.run is not None:
+            elif result.run is not None and result.run not in runs:
                 runs.append(result.run)
     if not runs:
         raise LmiBenchError(f"no level of {settings.on} could be used: nothing was fitted")

@@ -115,15 +115,12 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
     overrides = _overrides(settings, plan, share, listener)
     if simulated:
         overrides["engine.profile"] = _profile_for(plan, folder)
-    result = sweep_scenario(
-        parse_scenario({}).with_overrides(overrides),
-        SweepOptions(access=Access(settings.api_key), stop_at_miss=True),
-        listener,
-        out=folder,
-    )
-    if result.interrupted or result.failed or result.run is None:
+    options = SweepOptions(access=Access(settings.api_key), stop_at_miss=True)
+    scenario = parse_scenario({}).with_overrides(overrides)
+    result = sweep_scenario(scenario, options, listener, out=folder)
+    if result.interrupted or result.failed or result.run is None or result.pooled is None:
         return Verification(settings.recommendation, result, share, caveats=plan.answer.caveats)
-    line = result.levels[-1]
+    line = result.pooled.levels[-1]
     warnings = tuple(_warnings(plan, result.run, line))
     figures = tuple(compare_figures(candidate, plan.answer.question, line, share=share))
     slos = tuple(check_slo(line, parse_slo(text)) for text in plan.answer.question.slos)

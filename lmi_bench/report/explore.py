@@ -17,6 +17,7 @@ from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.analysis.model.capacity import roofline_of
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.columns import columns_of
+from lmi_bench.analysis.results.repeats import steady_lines
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import LmiBenchError
@@ -123,8 +124,9 @@ def _roofline(
 
 
 def levels_data(run: Run, label: str) -> dict[str, Any]:
-    """The last attempt of each level, by load, with the accelerators of a copy if known."""
-    last = {line.load: (line, here) for line, here in zip(run.levels, run.records, strict=False)}
+    """The last attempt of each level, steady if one was; the accelerators of a copy if known."""
+    steady, both = steady_lines(run.levels), zip(run.levels, run.records, strict=False)
+    last = {line.load: (line, here) for line, here in both if line in steady}
     ordered = sorted(last.values(), key=lambda pair: pair[0].load.value)
     levels = [_short(_level(line, records)) for line, records in ordered if records]
     facts = run.manifest.target

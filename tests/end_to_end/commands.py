@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LIMIT_S = 300
+ONCE = Path(__file__).with_name("once.yaml")
+"""A scenario for sweeps of live targets whose levels are counted."""
 
 
 def command(*args: str | Path) -> list[str]:

@@ -8,7 +8,12 @@ import sys
 
 import pytest
 
+from lmi_bench.analysis.results import latency
 from lmi_bench.cli.main import main
+from lmi_bench.core.level import SpeedStep
+from lmi_bench.jobs import verify
+from lmi_bench.jobs.settings.plan import VerifySettings
+from lmi_bench.jobs.sweep import levels
 from tests.end_to_end.commands import lmi_bench
 
 ASK = ("--model", "llama-2-7b", "--input-tokens", "256", "--output-tokens", "64")
@@ -91,6 +96,26 @@ def test_a_verification_says_what_it_is_not(
     shown = capsys.readouterr()
     assert exited.value.code == code
     assert said in " ".join((shown.out + shown.err).split())
+
+
+def test_a_plan_is_held_to_the_steady_attempt_of_its_load(plan, tmp_path, monkeypatch):
+    """The target warms up in the first attempt and is throttled in the third."""
+    step, seen = SpeedStep(at_s=1.0, change=0.3), []
+    steps, compare = iter([step, None, step]), verify.compare_figures
+    monkeypatch.setattr(latency, "speed_step", lambda *_, **__: next(steps))
+    monkeypatch.setattr(levels, "SIMULATED_PREFIX", "none:")  # else simulated ones never repeat
+    monkeypatch.setattr(
+        verify,
+        "compare_figures",
+        lambda candidate, question, line, **kept: (
+            seen.append(line) or compare(candidate, question, line, **kept)
+        ),
+    )
+    target = {"target": "sim:ml.g5.2xlarge", "requests": 60, "out": tmp_path / "run"}
+    verify.verify(VerifySettings(plan[0], **target))
+    assert [(line.attempt, line.attempts_left_out) for line in seen] == [
+        (2, ["1 (not steady)", "3 (not steady)"])
+    ]
 
 
 def test_a_day_is_planned_from_a_recommendation(plan, tmp_path):

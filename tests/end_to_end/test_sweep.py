@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.catalog.published import jumpstart_concurrency
-from tests.end_to_end.commands import command, environment, lmi_bench
+from tests.end_to_end.commands import ONCE, command, environment, lmi_bench
 from tests.loadgen.ask.test_discover import good_completions, playing, says
 
 SMALL = ("--input-tokens", "8", "--output-tokens", "8", "--warmup-requests", "0")
@@ -113,7 +113,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path):
 def test_a_killed_sweep_resumes_at_its_next_level(tmp_path):
     """SIGKILL in mid-level: finished levels stay byte for byte and none is run twice."""
     run = tmp_path / "run"
-    args = ("sweep", "--model", "demo-15m", "--concurrency", "1,2,3,4", "--out", run)
+    args = ("sweep", ONCE, "--model", "demo-15m", "--concurrency", "1,2,3,4", "--out", run)
     lengths = ("--input-tokens", "8", "--output-tokens", "16", "--threads", "1", "--resume")
     first = subprocess.Popen(command(*args, *lengths), env=environment(), stderr=subprocess.DEVNULL)
     levels = run / "levels.jsonl"
@@ -135,7 +135,7 @@ def test_a_killed_sweep_resumes_at_its_next_level(tmp_path):
 
 def test_ctrl_c_exits_130_and_leaves_a_resumable_run(tmp_path):
     run = tmp_path / "run"
-    args = ("sweep", "--model", "demo-15m", "--concurrency", "1,2", "--out", run, "--resume")
+    args = ("sweep", ONCE, "--model", "demo-15m", "--concurrency", "1,2", "--out", run, "--resume")
     lengths = ("--input-tokens", "8", "--output-tokens", "32", "--threads", "1")
     sweep = subprocess.Popen(
         command(*args, *lengths), env=environment(), stderr=subprocess.PIPE, text=True

@@ -106,6 +106,20 @@ def test_a_termination_ends_a_sweep_as_ctrl_c_does_with_a_code_of_its_own(tmp_pa
     assert "1 finished level(s) kept" in said
 
 
+def test_ctrl_c_ends_an_optimization_and_not_the_sweep_of_one_variant_alone(tmp_path):
+    """The baseline's first level is over; two further sweeps of it and six of others would come."""
+    recipe, job = tmp_path / "recipe.yaml", tmp_path / "job"
+    recipe.write_text(
+        "model: demo-15m\nevaluate: {input_tokens: 8, output_tokens: 64, concurrency: [1, 2]}\n"
+        "variants: [{name: int8, engine: {quantize: int8}}]\n"
+    )
+    first = job / "baseline-round-1" / "levels.jsonl"
+    said = interrupted(("optimize", recipe, "--out", job), lambda: lines(first) != [])
+    assert f"the finished levels are in {job}" in " ".join(said.split())
+    assert {path.name for path in job.iterdir()} <= {"baseline-round-1", "prompts.jsonl"}
+    assert "Levels and knees" in render_html(build_view([load_run(first.parent)]))
+
+
 def test_ctrl_c_while_the_target_is_opened_leaves_nothing(tmp_path):
     run = tmp_path / "run"
     at_s = time.monotonic() + 0.8

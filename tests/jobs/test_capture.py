@@ -14,7 +14,9 @@ from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.model.builtin_profiles import VLLM
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
+from lmi_bench.analysis.results import latency
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import SpeedStep
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import load_scenario
 from lmi_bench.jobs import capture as job
@@ -23,6 +25,7 @@ from lmi_bench.jobs.capture import capture, plan_cells
 from lmi_bench.jobs.catalog import catalog_table
 from lmi_bench.jobs.settings.plan import CalibrateSettings
 from lmi_bench.jobs.settings.setup import CatalogSettings
+from lmi_bench.jobs.sweep import levels
 from lmi_bench.jobs.sweep.run import sweep_scenario
 from lmi_bench.targets.profiles import find_profile
 from tests.end_to_end.commands import Server
@@ -225,4 +228,20 @@ def test_an_endpoint_is_captured_without_its_address_in_the_profile(tmp_path, mo
     assert "127.0.0.1" not in profile
     assert "s" * 20 not in profile
     assert found.profile.capture["endpoint"] == "http://<redacted>"
+    loads = [(row["input_tokens"], row["output_tokens"], row["users"]) for row in levels_of(found)]
+    assert len(set(loads)) == 2, "a level that was not steady has several attempts"
+
+
+def test_a_level_that_was_not_steady_is_fitted_by_its_steady_attempts_each_once(
+    server, tmp_path, monkeypatch
+):
+    """The server warms up in the first attempt; then two agree."""
+    steps = iter([SpeedStep(at_s=1.0, change=0.3)])
+    monkeypatch.setattr(job, "_CELLS", 1)
+    monkeypatch.setattr(latency, "speed_step", lambda *_, **__: next(steps, None))
+    monkeypatch.setattr(levels, "SIMULATED_PREFIX", "none:")  # else simulated ones never repeat
+    _, found = capture(settings(server, tmp_path / "run"))
+    (folder,) = (tmp_path / "run").glob("1-*")
+    assert len((folder / "levels.jsonl").read_bytes().splitlines()) == 3
     assert len(levels_of(found)) == 2
+    assert len(found.profile.levels) == 2

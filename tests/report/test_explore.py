@@ -11,6 +11,7 @@ import pytest
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import SpeedStep
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest, TargetFacts
 from lmi_bench.core.records import LevelRun, RequestRecord
@@ -80,6 +81,9 @@ def test_the_last_attempt_of_a_level_is_shown(runs_of):
     first, second = levels_data(run, "")["levels"]
     assert (first["load"], second["load"]) == (1, 2)
     assert len(first["lanes"]) == 1
+    run.levels[-1] = replace(again, speed_step=SpeedStep(at_s=1.0, change=0.3))
+    steady, _ = levels_data(run, "")["levels"]
+    assert len(steady["lanes"]) == len(run.records[0]) > 1
 
 
 def test_candidates_keep_prices_figures_with_intervals_and_memory(recommendation):

@@ -31,6 +31,7 @@ from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths
 from lmi_bench.analysis.level.layouts import CopyKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import bisect
 from lmi_bench.analysis.results.latency import samples_needed
+from lmi_bench.analysis.results.repeats import steady_lines
 from lmi_bench.analysis.results.slo_results import MISSED_BY, request_values_ms
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.records import RequestRecord
@@ -86,7 +87,7 @@ def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
         return []
     if run_lengths(run) != (workload.input_tokens, workload.output_tokens):
         return []
-    copies = run.manifest.target.replicas
+    copies, steady = run.manifest.target.replicas, steady_lines(run.levels)
     key = Layout(placed.instance, placed.degree).copy_key
     return [
         MeasuredLoad(
@@ -96,7 +97,7 @@ def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
             cut_short=line.stopped_by in MISSED_BY,
         )
         for line, records in zip(run.levels, run.records, strict=True)
-        if line.load.is_open and line.valid and records
+        if line.load.is_open and line.valid and records and line in steady
     ]
 
 

@@ -190,11 +190,8 @@ def optimize(
     _sweep_in_rounds(recipe, measured, folder, listener)
     results = [_result(each, measured[0], recipe.evaluate) for each in measured]
     results = [replace(each, undecided=undecided_levels(each, results)) for each in results]
-    content = {
-        "model": recipe.model,
-        "recipe": recipe.model_dump(mode="json"),
-        "variants": [asdict(result) for result in results],
-    }
+    rows = [asdict(result) for result in results]
+    content = {"model": recipe.model, "recipe": recipe.model_dump(mode="json"), "variants": rows}
     write_text(folder / "optimize.json", json.dumps(content, indent=2) + "\n")
     swept = [(each.run, each.name) for each in measured if each.run is not None]
     view = build_view(
@@ -310,9 +307,12 @@ def _sweep(scenario: Scenario, folder: Path, name: str, listener: Listener) -> R
     heard = only(listener, "warn", "step", "progress")  # its notes repeat the variant's
     for attempt in range(1, _MOST_SWEEPS + 1):
         out = folder / (name if attempt == 1 else f"{name}-{attempt}")
-        run = sweep_scenario(scenario, listener=heard, out=out).run
-        levels = [] if run is None else run.levels
-        invalid = next((level for level in levels if not level.valid), None)
+        result = sweep_scenario(scenario, listener=heard, out=out)
+        if result.interrupted:
+            listener.warn(f"interrupted: no variant is judged; the finished levels are in {folder}")
+            raise KeyboardInterrupt  # Ctrl-C ends the job, not this sweep alone
+        run = result.pooled
+        invalid = next((level for level in run.levels if not level.valid), None) if run else None
         if invalid is None:
             break
         listener.note(f"{name}: {invalid.name} is invalid: {invalid.invalid_reason}")

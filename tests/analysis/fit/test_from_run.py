@@ -144,6 +144,14 @@ def test_a_level_of_poisson_arrivals_is_a_load_of_one_copy_without_its_ramp():
     assert not load.cut_short
 
 
+def test_an_attempt_that_was_not_steady_is_no_load_beside_one_that_was():
+    run, step = poisson_run(), SpeedStep(at_s=1.0, change=0.3)
+    run.levels.insert(0, replace(run.levels[0], speed_step=step))
+    run.records.insert(0, run.records[0][:9])
+    (load,) = loads_from_run(PlacedRun(run, INSTANCE), WORKLOAD)
+    assert len(load.records) == 57
+
+
 def test_levels_that_say_nothing_of_the_planned_load_are_no_loads():
     other_lengths = Workload(SHAPE, "float16", 512, 256)
     assert loads_from_run(PlacedRun(poisson_run(), INSTANCE), other_lengths) == []

@@ -27,7 +27,8 @@ def test_an_invalid_level_is_measured_again_at_most_twice(monkeypatch, tmp_path,
     def sweep_scenario(scenario, *, listener, out):
         level = level_of(concurrency=2, valid=valid[len(folders)], invalid_reason="late sends")
         folders.append(out.name)
-        return SimpleNamespace(run=SimpleNamespace(levels=[level], path=out))
+        run = SimpleNamespace(levels=[level], path=out)
+        return SimpleNamespace(pooled=run, interrupted=False)
 
     monkeypatch.setattr(optimize, "sweep_scenario", sweep_scenario)
     run = optimize._sweep(None, tmp_path, "int8", SILENT)
@@ -44,7 +45,8 @@ def test_variants_are_swept_in_turn_and_judged_round_by_round(monkeypatch, tmp_p
         order.append(name)
         tokens_per_s = speed[name] / 2 ** int(number) * (1.01 if out.name == "int8-round-2" else 1)
         level = level_of(concurrency=2, throughput_tokens_per_s=tokens_per_s)
-        return SimpleNamespace(run=SimpleNamespace(levels=[level], path=out))
+        run = SimpleNamespace(levels=[level], path=out)
+        return SimpleNamespace(pooled=run, interrupted=False)
 
     monkeypatch.setattr(optimize, "sweep_scenario", sweep_scenario)
     recipe = parse_recipe({"variants": [{"name": "int8", "engine": {"quantize": "int8"}}]})

@@ -19,7 +19,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT
 from lmi_bench.jobs.sweep.live import LiveReport
 from lmi_bench.report.live import LivePage, serve
-from tests.end_to_end.commands import command, environment
+from tests.end_to_end.commands import ONCE, command, environment
 from tests.loadgen.aws.runtime_server import runtime_server
 
 
@@ -134,7 +134,7 @@ def test_the_page_shows_each_level_that_has_ended_and_ctrl_c_leaves_the_file(tmp
     with runtime_server(step_s=0.02, signed=False) as url:
         load = ("--isl", "8", "--osl", "16", "--concurrency", "32,1", "--requests-per-level")
         sweep = subprocess.Popen(
-            command("sweep", url, *load, "256", "--live", "--out", out),
+            command("sweep", ONCE, "--target", url, *load, "256", "--live", "--out", out),
             env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         port = int(
