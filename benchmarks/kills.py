@@ -219,8 +219,11 @@ def kill_once(job: Job, whole: Undisturbed, folder: Path, draw: random.Random) -
         _, said = process.communicate(timeout=draw.uniform(0.02, 1.02) * whole.seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(by)
+        sent_s = time.perf_counter()
         _, said = process.communicate(timeout=LIMIT_S)
         ended = process.returncode == 0  # the signal came when all was done
+        if ended and time.perf_counter() - sent_s > max(5.0, 0.2 * whole.seconds):
+            raise DamageError(f"{by.name} was not heeded: it went on to its end") from None
         counts["in time"] += not ended
         counts[by.name] += not ended
         if not ended and process.returncode not in CODES[by]:

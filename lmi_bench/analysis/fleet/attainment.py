@@ -97,11 +97,14 @@ def simulate_long(
     wanted = math.ceil(rate_per_s * _LOOK_S) + ramp
     if plan.config.prefix_caching:
         wanted = min(wanted, _MOST_CACHED + ramp)
-    tokens = wanted * steady.output_tokens
+    users = 0 if steady.open_loop else max(1, round(operating.batch))
+    if users:
+        wanted, ramp, rate_per_s = max(wanted, 3 * users), users, steady.rate_per_s(users)
+    end, tokens = wanted - users, wanted * steady.output_tokens
     is_long = wanted > _MOST_REQUESTS or tokens > _QUICK_TOKENS
     if is_long and replicas == 1 and plan.can_follow and tokens <= _MOST_TOKENS:
-        followed = _columns(plan.follow(rate_per_s, wanted, seed=seed), ramp)
-        return attainment(followed, slos, open_loop=True, routing=routing)
+        followed = _columns(plan.follow(rate_per_s, wanted, seed=seed, users=users), ramp, end)
+        return attainment(followed, slos, open_loop=steady.open_loop, routing=routing)
     if wanted > _MOST_REQUESTS:
         return Attainment(
             routing=routing,
@@ -112,23 +115,20 @@ def simulate_long(
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=wanted)
         router = make_router(routing, seed)
         level = plan.simulate(spec, seed=seed, copies=shares, replicas=replicas, router=router)
-        settled = level.records[ramp:]
     else:
-        users = max(1, round(operating.batch))
-        spec = LevelSpec(0, Load(concurrency=users), num_requests=max(wanted, 3 * users))
-        level = plan.simulate(spec, seed=seed, spacing_s=1 / steady.rate_per_s(users))
-        settled = level.records[users : len(level.records) - users]
-    return attainment(settled, slos, open_loop=steady.open_loop, routing=routing)
+        spec = LevelSpec(0, Load(concurrency=users), num_requests=wanted)
+        level = plan.simulate(spec, seed=seed, spacing_s=1 / rate_per_s)
+    return attainment(level.records[ramp:end], slos, open_loop=steady.open_loop, routing=routing)
 
 
-def _columns(run: QueueRun, ramp: int) -> Columns:
-    """The requests of a followed copy after the first `ramp`, with the time of every token."""
+def _columns(run: QueueRun, ramp: int, end: int) -> Columns:
+    """The requests of a followed copy from `ramp` to `end`, with the time of every token."""
     steps, (_, first_s, last_s) = run.runs[:, 0].astype(np.int64), run.runs.T
     gap_s = (last_s - first_s) / np.maximum(steps - 1, 1)
     steps_s = np.repeat(first_s, steps) + _places(steps) * np.repeat(gap_s, steps)
-    starts = run.starts[run.starts[:, 0] >= ramp]
+    starts = run.starts[(run.starts[:, 0] >= ramp) & (run.starts[:, 0] < end)]
     number, had, before, at_s = starts[np.lexsort((starts[:, 1], starts[:, 0]))].T
-    sent_s, tokens = run.sent_s[ramp:], run.output_tokens[ramp:]
+    sent_s, tokens = run.sent_s[ramp:end], run.output_tokens[ramp:end]
     row = (number - ramp).astype(np.int64)
     gained = np.where(np.diff(row, append=-1), tokens[row], np.append(had[1:], 0)) - had
     gained = gained.astype(np.int64)  # tokens from this start to the next one of the request
@@ -138,7 +138,7 @@ def _columns(run: QueueRun, ramp: int) -> Columns:
     yes, none = np.ones(sent_s.size, dtype=bool), np.full(sent_s.size, np.nan)
     return Columns(
         [STATUS_OK] * sent_s.size, yes, yes, sent_s, sent_s, none, none, tokens, yes,
-        times_s, np.ones(times_s.size), np.repeat(row, gained), sent_s + run.e2e_s[ramp:],
+        times_s, np.ones(times_s.size), np.repeat(row, gained), sent_s + run.e2e_s[ramp:end],
     )  # fmt: skip
 
 

@@ -248,22 +248,20 @@ class CopyPlan:
 
     @property
     def can_follow(self) -> bool:
-        """Whether `follow` has the rules of its open loop: hits in a cache are not its own, and
-        speculation's steps have no fixed number of tokens."""
+        """Whether `follow` has its rules: hits in a cache are not its own, and speculation's steps
+        have no fixed number of tokens."""
         workload = self.workload
         plain = workload.traffic is None and workload.speculation is None
-        return plain and self.steady.open_loop and not self.config.prefix_caching
+        return plain and not self.config.prefix_caching
 
-    def follow(self, rate_per_s: float, number: int, *, seed: int = 0) -> QueueRun:
-        """`simulate` of an open loop without its records, and many times faster."""
+    def follow(self, rate_per_s: float, number: int, *, seed: int = 0, users: int = 0) -> QueueRun:
+        """`simulate` without its records, and many times faster: of an open loop, or of users who
+        begin at this rate."""
         burstiness, draw = self.workload.burstiness, self.workload.requests(seed)
         arrivals_s = arrival_times_s(
-            rate_per_s,
-            process="poisson" if burstiness >= 1 else "gamma",
-            seed=seed,
-            num_requests=number,
-            burstiness=burstiness,
-        )
+            rate_per_s, process="poisson" if burstiness >= 1 else "gamma", seed=seed,
+            num_requests=number, burstiness=burstiness,
+        )  # fmt: skip
         requests = list(islice(cycle(self.lengths), number))
         if not requests:
             planned = map(draw, range(number)) if self.workload.kinds else [draw(0)] * number
@@ -276,10 +274,11 @@ class CopyPlan:
         return follow(
             steady.model,
             self.config,
-            list(arrivals_s),
+            users or list(arrivals_s),
             requests,
             overhead_s=steady.overhead_s,
             shared_tokens=self.shared_tokens,
+            spacing_s=1 / rate_per_s,
         )
 
 

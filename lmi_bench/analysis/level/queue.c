@@ -12,9 +12,9 @@
 
 enum answer { DONE, ASK_PROMPTS, ASK_LINE, STUCK };
 
-/* In the order of queue_new's `limits`; users: 0 for an open loop. */
+/* In the order of queue_new's `limits`; FIRST: requests in sent_s, the others follow an answer. */
 enum limit {
-    PAGED, CHUNKED, BLOCK_SIZE, CACHE_TOKENS, MAX_RUNNING, MAX_PREFILL, MAX_WAITING, SHARED, USERS,
+    PAGED, CHUNKED, BLOCK_SIZE, CACHE_TOKENS, MAX_RUNNING, MAX_PREFILL, MAX_WAITING, SHARED, FIRST,
     NUM_LIMITS
 };
 enum price { WAITING_RATIO, OVERHEAD_S, SLOWER, WINDOW, SLIDING, HOST_S, HOST_ROW_S, NUM_PRICES };
@@ -55,7 +55,8 @@ struct table_rows {
 struct queue {
     int64_t limits[NUM_LIMITS];
     double prices[NUM_PRICES], asked[NUM_ASKED];
-    int64_t total, sent, arrived;
+    int64_t total, sent, arrived, first, num_first, again; /* first, again: the next of both parts of sends_s */
+    double *sends_s; /* of an open loop, or of the users' first requests and then of those again */
     struct request *requests;
     int64_t *waiting, first_waiting, num_waiting; /* a ring of `total` */
     int64_t *running, num_running, *filling, num_filling;
@@ -157,8 +158,20 @@ static int64_t waiting_at(const struct queue *q, int64_t place) {
     return q->waiting[(q->first_waiting + place) % q->total];
 }
 
-static double arrival_s(const struct queue *q) {
-    return q->requests[q->arrived].sent_s + q->prices[OVERHEAD_S];
+/* The place in sends_s of the next request: a user may be answered before the last one has begun. */
+static int64_t *next_send(struct queue *q) {
+    if (q->first == q->num_first) return &q->again;
+    bool is_first = q->again == q->sent || q->sends_s[q->first] <= q->sends_s[q->again];
+    return is_first ? &q->first : &q->again;
+}
+
+static double arrival_s(struct queue *q) {
+    return q->sends_s[*next_send(q)] + q->prices[OVERHEAD_S];
+}
+
+static void arrive(struct queue *q) {
+    q->requests[q->arrived].sent_s = q->sends_s[(*next_send(q))++];
+    q->waiting[(q->first_waiting + q->num_waiting++) % q->total] = q->arrived++;
 }
 
 static int64_t tokens_to_fill(const struct request *r) { return r->prompt + r->produced; }
@@ -330,7 +343,7 @@ static void end_requests(struct queue *q) {
         q->reserved -= r->prompt + r->output;
     }
     for (int64_t ended = running - q->num_running; ended > 0 && q->sent < q->total; ended--)
-        q->requests[q->sent++].sent_s = q->now_s;
+        q->sends_s[q->sent++] = q->now_s;
 }
 
 static double decode_s(const struct queue *q, int64_t context) {
@@ -452,8 +465,7 @@ enum answer queue_run(struct queue *q, double first, double second, double *aske
         bool idle = !q->num_waiting && !q->num_running;
         if (idle && q->arrived == q->sent) break;
         if (idle && arrival_s(q) > q->now_s) q->now_s = arrival_s(q);
-        while (q->arrived < q->sent && arrival_s(q) <= q->now_s)
-            q->waiting[(q->first_waiting + q->num_waiting++) % q->total] = q->arrived++;
+        while (q->arrived < q->sent && arrival_s(q) <= q->now_s) arrive(q);
         step(q);
     }
     memcpy(asked, q->asked, sizeof q->asked);
@@ -469,18 +481,19 @@ void queue_free(struct queue *q) {
 }
 
 /* limits: those of `enum limit`, then of `enum price`; lengths: prompt, output and found tokens of
- * each request; sent_s: of those of an open loop. NULL without memory. */
+ * each request; sent_s: of those of an open loop, or of the users' first ones. NULL without memory. */
 struct queue *queue_new(const double *limits, int64_t total, const double *lengths,
                         const double *sent_s) {
     struct queue *q = calloc(1, sizeof *q);
     if (q == NULL) return NULL;
     for (int place = 0; place < NUM_LIMITS; place++) q->limits[place] = (int64_t)limits[place];
     memcpy(q->prices, limits + NUM_LIMITS, sizeof q->prices);
-    int64_t users = q->limits[USERS], lines = 2 * (least(total, q->limits[MAX_RUNNING]) + 1);
+    int64_t lines = 2 * (least(total, q->limits[MAX_RUNNING]) + 1);
     q->total = total;
-    q->sent = users ? least(users, total) : total;
+    q->sent = q->num_first = q->again = q->limits[FIRST];
     size_t count = (size_t)total, phases = (size_t)q->limits[BLOCK_SIZE];
     size_t bytes = count * (sizeof *q->requests + 3 * sizeof *q->waiting + sizeof *q->chosen);
+    bytes += count * sizeof *q->sends_s;
     bytes += (count + 2) * sizeof *q->since + phases * sizeof *q->phases;
     q->requests = calloc(1, bytes + (size_t)lines * sizeof *q->lines);
     if (q->requests == NULL) {
@@ -493,7 +506,8 @@ struct queue *queue_new(const double *limits, int64_t total, const double *lengt
     q->running = q->waiting + count;
     q->filling = q->running + count;
     q->phases = q->filling + count;
-    q->lines = (double *)(q->phases + phases);
+    q->sends_s = (double *)(q->phases + phases);
+    q->lines = q->sends_s + count;
     for (int64_t place = 0; place < lines; place++) q->lines[place] = NAN;
     for (int64_t number = 0; number < total; number++) {
         const double *own = lengths + 3 * number;
@@ -502,8 +516,8 @@ struct queue *queue_new(const double *limits, int64_t total, const double *lengt
         r->output = (int64_t)own[1];
         r->found = r->computed = (int64_t)own[2];
         r->ends = -1;
-        r->sent_s = users ? 0.0 : sent_s[number];
     }
+    memcpy(q->sends_s, sent_s, (size_t)q->sent * sizeof *sent_s);
     return q;
 }
 

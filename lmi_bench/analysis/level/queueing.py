@@ -76,6 +76,7 @@ def follow(
     overhead_s: float = 0.0,
     shared_tokens: int = 0,
     slower: float = 1.0,
+    spacing_s: float = 0.0,
 ) -> QueueRun:
     """One copy under requests in this order.
 
@@ -84,9 +85,12 @@ def follow(
     overhead_s     time outside the engine: a request reaches it so long after it was sent
     shared_tokens  tokens that running sequences have in common, held once
     slower         factor on the time of each step
+    spacing_s      between the first requests of two users
     """
+    at = [spacing_s * n for n in range(load)] if isinstance(load, int) else map(float, load)
+    sends = list(islice(at, len(lengths)))
     if isinstance(steps, StepTimeModel) and lengths and (native := _native()) is not None:
-        found = _followed(native, steps, config, load, lengths, overhead_s, shared_tokens, slower)
+        found = _followed(native, steps, config, sends, lengths, overhead_s, shared_tokens, slower)
         if found is not None:
             return found
     price = steps if callable(steps) else steps.pricer()
@@ -94,20 +98,17 @@ def follow(
     join = JoinRule(config.waiting_served_ratio, config.max_waiting_tokens)
     copy = _Copy(timed, config, join, shared_tokens)
     requests = [_Request(number, *each) for number, each in enumerate(lengths)]
-    times_s = [0.0] * min(load, len(requests)) if isinstance(load, int) else load
-    unsent = deque(requests[len(times_s) :])
-    coming = deque(requests[: len(times_s)])
-    for request, at_s in zip(coming, times_s, strict=True):
-        request.sent_s = float(at_s)
-    while coming or copy.waiting or copy.running:
+    coming, unsent = deque(requests), len(requests) - len(sends)  # a heap: users send again
+    while sends or copy.waiting or copy.running:
         if not (copy.waiting or copy.running):
-            copy.now_s = max(copy.now_s, coming[0].sent_s + overhead_s)
-        while coming and coming[0].sent_s + overhead_s <= copy.now_s:
+            copy.now_s = max(copy.now_s, sends[0] + overhead_s)
+        while sends and sends[0] + overhead_s <= copy.now_s:
+            coming[0].sent_s = heapq.heappop(sends)
             copy.waiting.append(coming.popleft())
-        ended = copy.step(coming[0].sent_s + overhead_s if coming else None)
-        for _ in range(min(ended, len(unsent))):
-            unsent[0].sent_s = copy.now_s
-            coming.append(unsent.popleft())
+        ended = copy.step(sends[0] + overhead_s if sends else None)
+        for _ in range(min(ended, unsent)):
+            heapq.heappush(sends, copy.now_s)
+        unsent = max(0, unsent - ended)
     rows = [(each.sent_s, each.first_s, each.end_s) for each in requests]
     times = np.array(rows, dtype=np.float64).reshape(-1, 3)
     tables = zip((copy.gaps, copy.runs, copy.starts), _WIDTHS, strict=True)
@@ -143,7 +144,7 @@ def _followed(
     native: Any,
     model: StepTimeModel,
     config: SchedulerConfig,
-    load: Sequence[float] | NDArray[np.float64] | int,
+    sends_s: Sequence[float],
     lengths: Sequence[tuple[int, int] | CachedLengths],
     overhead_s: float,
     shared_tokens: int,
@@ -151,11 +152,11 @@ def _followed(
 ) -> QueueRun | None:
     """`follow` in C; None where that gives up, for Python to say why."""
     costs, price, window = model.costs, model.pricer(), model.costs.attention.window
-    paged, users = config.kv_layout is KvLayout.PAGED, load if isinstance(load, int) else 0
+    paged = config.kv_layout is KvLayout.PAGED
     limits = (
         *(paged, config.chunked_prefill, config.block_size, config.cache_tokens),
         *(config.max_rolling_batch_size, config.max_rolling_batch_prefill_tokens),
-        *(config.max_waiting_tokens, shared_tokens, users),
+        *(config.max_waiting_tokens, shared_tokens, len(sends_s)),
         *(config.waiting_served_ratio, overhead_s, slower),
         *(math.inf if window is None else window, costs.attention.sliding_share),
         *(costs.host_s, costs.host_row_s),
@@ -164,7 +165,7 @@ def _followed(
         return None
     rows, own = np.zeros((len(lengths), 3)), np.array(lengths, dtype=np.float64)
     rows[:, : own.shape[1]] = own
-    both = [np.array(each, dtype=np.float64) for each in (limits, () if users else load)]
+    both = [np.array(each, dtype=np.float64) for each in (limits, sends_s)]
     asked, first, second = (ctypes.c_double * 6)(), 0.0, 0.0
     queue = native.queue_new(both[0].ctypes.data, len(rows), rows.ctypes.data, both[1].ctypes.data)
     try:

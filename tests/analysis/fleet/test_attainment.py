@@ -80,13 +80,17 @@ def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
     )
 
 
+@pytest.mark.parametrize("open_loop", [True, False], ids=["rate", "users"])
 @pytest.mark.parametrize("model", ["llama-2-7b", "llama-3.1-8b"])
 @pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_followed_copy_attains_what_the_engines_scheduler_does(model, share, monkeypatch):
+def test_a_followed_copy_attains_what_the_engines_scheduler_does(
+    model, share, open_loop, monkeypatch
+):
     """Whole prompts and chunks, with sequences that a full cache sends back."""
     profile = TGI_2023 if model == "llama-2-7b" else VLLM_0_12
     workload = Workload(find_model(model), "float16", 500, 400)
-    plan = plan_copy(Layout(find_instance("ml.g5.2xlarge"), 1), workload, profile, open_loop=True)
+    layout = Layout(find_instance("ml.g5.2xlarge"), 1)
+    plan = plan_copy(layout, workload, profile, open_loop=open_loop)
     rate = share * plan.steady.saturated_rate_per_s
     operating = Operating(rate, plan.steady.batch_at(rate))
     slos = tuple(map(parse_slo, ("ttft_p90<=500ms", "itl_p90<=45ms", "tpot_mean<=60ms")))
@@ -96,7 +100,8 @@ def test_a_followed_copy_attains_what_the_engines_scheduler_does(model, share, m
         monkeypatch.setattr(long_simulations, "_QUICK_TOKENS", quick)
         found.append(simulate_long(asked, plan, operating, 1))
     followed, simulated = found
-    assert (followed.requests, followed.minutes) == (simulated.requests, simulated.minutes)
+    assert followed.requests == simulated.requests
+    assert followed.minutes == pytest.approx(simulated.minutes, rel=1e-9)
     assert followed.joint_attainment == pytest.approx(simulated.joint_attainment, abs=0.01)
     for name in ("fifteen_minutes_ms", "worst_5_minutes_ms", "attainment"):
         one, other = getattr(followed, name), getattr(simulated, name)
@@ -110,3 +115,17 @@ def test_a_load_that_would_take_too_long_to_simulate_says_so(copy):
     found = simulate_long(request(TTFT), copy, Operating(50.0, 10.0), 1)
     assert found.joint_attainment is None
     assert "45,010 requests" in found.reason
+
+
+def test_many_users_are_judged_by_a_follower():
+    """64 users of one copy for fifteen minutes: more requests than the scheduler would take."""
+    workload = Workload(find_model("llama-3.1-8b"), "bfloat16", 256, 64)
+    layout = Layout(find_instance("ml.p5.4xlarge"), 1)
+    users = plan_copy(layout, workload, VLLM_0_12, open_loop=False)
+    asked = RecommendRequest(workload, VLLM_0_12, slos=(TTFT,))
+    rate_per_s = users.steady.rate_per_s(64)
+    assert rate_per_s * 900 > 6000
+    found = simulate_long(asked, users, Operating(rate_per_s, 64), 1)
+    assert found.requests == pytest.approx(900 * rate_per_s, rel=0.01)
+    assert found.minutes == pytest.approx(15, rel=0.1)
+    assert found.joint_attainment is not None

@@ -75,6 +75,7 @@ def drawn(seed):
         gaps_s = np.random.default_rng(seed).exponential(random.choice([1e-3, 0.1, 10]), number)
         load = list(np.cumsum(gaps_s))
     outside = {"overhead_s": random.choice([0.0, 0.01]), "shared_tokens": shared}
+    outside["spacing_s"] = random.choice([0.0, 1e-3, 0.1, 3.0])
     return config, load, lengths, outside | {"slower": random.choice([1.0, 1.05])}
 
 
