@@ -35,7 +35,13 @@ def _interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
 
 
 def _interrupt() -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:  # else the command has ended
+    """Once the main thread is out of the hook above, where it would be ignored, too."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code is not _interrupt_again.__code__:
+        frame = frame.f_back
+    if frame is not None:
+        threading.Timer(0.01, _interrupt).start()
+    elif signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:  # else the command has ended
         os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -244,16 +244,17 @@ def test_failures_decide_the_exit_code_when_they_are_most_of_all_and_are_named_a
 
 @pytest.mark.parametrize(
     ("share", "code", "stopped_by", "requests"),
-    [("20%", 1, ["errors"], (12, 16)), ("none", 0, [None, None], (22, 22))],
+    [("20%", 1, ["errors"], (401, 590)), ("none", 0, [None, None], (602, 602))],
 )
 def test_a_level_ends_at_the_share_of_failures_that_is_stated(
     tmp_path, share, code, stopped_by, requests
 ):
-    """After the probe the requests 1, 2, 10, 11 and 12 fail: the fifth, the first beyond a fifth
-    of twenty-two, ends the level, when the other user's may be on its way."""
+    """After the probe the requests 1, 2, 10, 11, 12, 20 ... fail: the 121st, the first beyond a
+    fifth of 602, is number 401. Others are on their way before the users hear of it."""
     run = tmp_path / "run"
     with _failing(3) as (url, _):
-        target = (url, *STATED[:-1], "2,2", *TWENTY)
+        load = ("--requests-per-level", "600", "--osl", "2", "--warmup-requests", "0")
+        target = (url, *STATED[:-1], "2,2", *load)
         lmi_bench("sweep", *target, "--max-errors", share, "--out", run, expect=code)
     levels = [json.loads(text) for text in (run / "levels.jsonl").read_text().splitlines()]
     assert [line["stopped_by"] for line in levels] == stopped_by

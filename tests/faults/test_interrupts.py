@@ -179,10 +179,18 @@ def test_ctrl_c_that_a_library_wraps_is_no_fault():
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
-def test_ctrl_c_in_a_destructor_is_not_lost():
-    """Python prints and ignores what a destructor or a weak reference's callback raises."""
+@pytest.mark.parametrize("held_s", [0.0, 0.2])
+def test_ctrl_c_in_a_destructor_is_not_lost(held_s):
+    """Python prints and ignores what a destructor or a weak reference's callback raises, and what
+    the hook for it does, which a busy machine may hold long."""
     program = (
-        "import signal, threading\n"
+        "import signal, threading, time\n"
+        "begin = threading.Timer.start\n"
+        "def start(timer):\n"
+        "    begin(timer)\n"
+        "    if threading.current_thread() is threading.main_thread():\n"
+        f"        time.sleep({held_s})\n"
+        "threading.Timer.start = start\n"
         "import lmi_bench.cli.main\n"
         "from lmi_bench.__main__ import main\n"
         "class Last:\n"

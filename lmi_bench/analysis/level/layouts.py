@@ -236,15 +236,9 @@ class CopyPlan:
             bursts = replace(spec.load, arrivals="gamma", burstiness=workload.burstiness)
             spec = replace(spec, load=bursts)
         return simulate_level(
-            spec,
-            request,
-            self.config,
-            self.steady.model,
-            seed=seed,
-            speculation=workload.speculation,
-            overhead_s=self.steady.overhead_s,
-            **options,
-        )
+            spec, request, self.config, self.steady.model, seed=seed,
+            speculation=workload.speculation, overhead_s=self.steady.overhead_s, **options,
+        )  # fmt: skip
 
     @property
     def can_follow(self) -> bool:
@@ -272,14 +266,9 @@ class CopyPlan:
             ]
         steady = self.steady
         return follow(
-            steady.model,
-            self.config,
-            users or list(arrivals_s),
-            requests,
-            overhead_s=steady.overhead_s,
-            shared_tokens=self.shared_tokens,
-            spacing_s=1 / rate_per_s,
-        )
+            steady.model, self.config, users or list(arrivals_s), requests,
+            overhead_s=steady.overhead_s, shared_tokens=self.shared_tokens, spacing_s=1 / rate_per_s,
+        )  # fmt: skip
 
 
 def with_prefix_hits(plan: CopyPlan) -> CopyPlan:
