@@ -267,7 +267,8 @@ class CopyPlan:
         steady = self.steady
         return follow(
             steady.model, self.config, users or list(arrivals_s), requests,
-            overhead_s=steady.overhead_s, shared_tokens=self.shared_tokens, spacing_s=1 / rate_per_s,
+            overhead_s=steady.overhead_s, shared_tokens=self.shared_tokens,
+            spacing_s=1 / rate_per_s,
         )  # fmt: skip
 
 
