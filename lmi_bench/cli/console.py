@@ -275,11 +275,8 @@ def _progress_bar() -> "Progress":
         BarColumn(bar_width=24),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TimeElapsedColumn(),
-        console=stderr(),
-        transient=True,
-        refresh_per_second=4,
-        disable=not stderr().is_terminal,
-    )
+        console=stderr(), transient=True, refresh_per_second=4, disable=not stderr().is_terminal,
+    )  # fmt: skip
     bar.add_task("", total=1)
     return bar
 

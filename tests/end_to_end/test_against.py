@@ -13,9 +13,10 @@ SIM = ("--target", "sim:ml.g5.2xlarge", "-m", "llama-2-7b", "--concurrency", "1,
 
 
 def test_the_slower_of_two_servers_is_found_and_both_runs_are_whole(tmp_path):
-    """Steps of 4 ms against 12 ms: three rounds suffice unless the machine is very busy."""
-    with runtime_server(step_s=0.004) as a, runtime_server(step_s=0.012) as b:
-        done = lmi_bench("sweep", a, "--against", b, *SMALL, "--out", tmp_path / "ab")
+    """Steps of 4 ms against 100 ms, so that a busy machine cannot hide which one is slower."""
+    with runtime_server(step_s=0.004) as a, runtime_server(step_s=0.1) as b:
+        few = (*SMALL, "--osl", "6")
+        done = lmi_bench("sweep", a, "--against", b, *few, "--out", tmp_path / "ab")
     assert "concurrency 1: B has less: throughput -" in done.stdout
     runs = [load_run(tmp_path / "ab" / side) for side in "ab"]
     rounds = [len(run.levels) for run in runs]

@@ -115,9 +115,19 @@ def test_ctrl_c_ends_an_optimization_and_not_the_sweep_of_one_variant_alone(tmp_
     )
     first = job / "baseline-round-1" / "levels.jsonl"
     said = interrupted(("optimize", recipe, "--out", job), lambda: lines(first) != [])
-    assert f"the finished levels are in {job}" in " ".join(said.split())
+    assert f"finished levels are in {job}" in " ".join(said.split())
     assert {path.name for path in job.iterdir()} <= {"baseline-round-1", "prompts.jsonl"}
     assert "Levels and knees" in render_html(build_view([load_run(first.parent)]))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ctrl_c_ends_a_compilation_at_once(tmp_path, ranks):
+    """It takes half a minute in a thread, or in processes, that do not hear a Ctrl-C."""
+    steps = tmp_path / "steps"
+    args = ("compile", "demo-15m", "--tp", ranks, "--shapes", "1x512", "--out", steps)
+    interrupted(args, lambda: any(steps.glob(".compiling-*")))
+    assert not (steps / "manifest.json").exists()
+    assert ranks == 2 or not any(steps.glob(".compiling-*"))
 
 
 def test_ctrl_c_while_the_target_is_opened_leaves_nothing(tmp_path):

@@ -360,24 +360,15 @@ def plan_copy(
         config = replace(config, max_rolling_batch_prefill_tokens=tokens)
     if workload.cached_tokens:
         config = replace(config, prefix_caching=True)
-    plan = CopyPlan(
-        config=config,
-        workload=workload,
-        steady=SteadyState(
-            model=model,
-            input_tokens=workload.input_tokens,
-            output_tokens=workload.output_tokens,
-            slots=slots_of(config, workload.input_tokens, workload.output_tokens),
-            open_loop=open_loop,
-            batch_limit=config.max_rolling_batch_size,
-            overhead_s=profile.parameters.request_overhead_s,
-            cached_tokens=workload.cached_tokens,
-            join_steps=max(0, config.max_waiting_tokens - 1),
-            step_tokens=config.max_rolling_batch_prefill_tokens,
-            chunked=config.chunked_prefill,
-        ),
-    )
-    return with_prefix_hits(plan)
+    steady = SteadyState(
+        model=model, input_tokens=workload.input_tokens, output_tokens=workload.output_tokens,
+        slots=slots_of(config, workload.input_tokens, workload.output_tokens),
+        open_loop=open_loop, batch_limit=config.max_rolling_batch_size,
+        overhead_s=profile.parameters.request_overhead_s, cached_tokens=workload.cached_tokens,
+        join_steps=max(0, config.max_waiting_tokens - 1), chunked=config.chunked_prefill,
+        step_tokens=config.max_rolling_batch_prefill_tokens,
+    )  # fmt: skip
+    return with_prefix_hits(CopyPlan(config, steady, workload))
 
 
 def slots_of(config: SchedulerConfig, input_tokens: int, output_tokens: int) -> int:

@@ -1,8 +1,10 @@
 """Executors with a real model, driven from a thread: on a single device, or over ranks."""
 
 import asyncio
+import ctypes
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +28,7 @@ from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell, 
 from lmi_bench.models.shape import ModelShape
 
 Result = TypeVar("Result")
+_ENDS_S = 5.0  # in which interrupted work ends; else it is interrupted again
 
 
 @dataclass(kw_only=True)
@@ -134,9 +137,7 @@ class TorchExecutor(RanksExecutor[RankWorker]):
         load = partial(load_model, rank, source, settings, tell=tell)
         if beside is not None:
             # OpenMP keeps a thread pool per computing thread: use one worker for both
-            return cls(
-                beside._worker.submit(load).result(), rank, beside._worker, owns_worker=False
-            )
+            return cls(finished(beside._worker, load), rank, beside._worker, owns_worker=False)
         worker, numbers = start_worker("torch", settings.threads_in_use, load)
         return cls(numbers, rank, worker)
 
@@ -233,15 +234,27 @@ def start_worker(
     """A worker thread that computes with `threads` threads, and the result of its first work. The
     worker ends if that work fails."""
     worker = ThreadPoolExecutor(
-        1,
-        thread_name_prefix=f"lmi-bench-{name}",
-        initializer=torch.set_num_threads,
+        1, thread_name_prefix=f"lmi-bench-{name}", initializer=torch.set_num_threads,
         initargs=(threads,),
-    )
+    )  # fmt: skip
     try:
-        return worker, worker.submit(work).result()
+        return worker, finished(worker, work)
     except BaseException:
         worker.shutdown(wait=True)
+        raise
+
+
+def finished(worker: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+    """The work's result. Ctrl-C, which only the main thread hears, ends the work as well: to load
+    or to compile takes minutes, and an exit waits for the thread."""
+    ident = ctypes.c_ulong(worker.submit(threading.get_ident).result())
+    future = worker.submit(work)
+    try:
+        return future.result()
+    except KeyboardInterrupt as exc:
+        while not future.done():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(type(exc)))
+            wait([future], timeout=_ENDS_S)
         raise
 
 

@@ -357,24 +357,22 @@ class RankGroup:
                 continue
         for segment in self._segments:
             segment.abort()  # for a rank that waits inside a step
-        for process in self._processes:
-            if self._exit_code(process) is None:
-                process.terminate()
-            if self._exit_code(process) is None:
-                process.kill()
-                process.join()
-            process.close()
-        for connection in self._connections:
-            connection.close()
-        for segment in self._segments:
-            segment.close()
+        left = list(self._processes)
+        for end in (id, ForkServerProcess.kill):  # at first just wait; they ignore SIGTERM
+            for process in left:
+                end(process)
+            until_s = time.monotonic() + _STOP_S
+            left = [each for each in left if self._exit_code(each, until_s) is None]
+        ended: list[Any] = [*self._processes, *self._connections, *self._segments]
+        for each in ended:
+            each.close()
         self._connections, self._processes, self._segments = [], [], []
 
-    def _exit_code(self, process: ForkServerProcess) -> int | None:
-        """The exit code if the process ends within 5 s, else None. Python reads it once, from a
-        pipe; of two threads that join at the same time, the later one would find 255."""
+    def _exit_code(self, process: ForkServerProcess, until_s: float) -> int | None:
+        """The exit code if the process ends by then, else None. Python reads it once, from a pipe;
+        of two threads that join at the same time, the later one would find 255."""
         with self._one_at_a_time:
-            process.join(_STOP_S)
+            process.join(max(0.0, until_s - time.monotonic()))
             return process.exitcode
 
     def _start(self, threads: int, first_device: int, groups: int) -> None:
@@ -444,7 +442,7 @@ class RankGroup:
     def end_of(self, rank: int) -> EngineError:
         """The error for a rank that has ended or is ending."""
         process = self._processes[rank]
-        code = self._exit_code(process)
+        code = self._exit_code(process, time.monotonic() + _STOP_S)
         if code is None:
             how = "closed its pipe"
         elif code < 0:

@@ -309,7 +309,9 @@ def _sweep(scenario: Scenario, folder: Path, name: str, listener: Listener) -> R
         out = folder / (name if attempt == 1 else f"{name}-{attempt}")
         result = sweep_scenario(scenario, listener=heard, out=out)
         if result.interrupted:
-            listener.warn(f"interrupted: no variant is judged; the finished levels are in {folder}")
+            listener.warn(
+                f"interrupted before variants were judged; finished levels are in {folder}"
+            )
             raise KeyboardInterrupt  # Ctrl-C ends the job, not this sweep alone
         run = result.pooled
         invalid = next((level for level in run.levels if not level.valid), None) if run else None

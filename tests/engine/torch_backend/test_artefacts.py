@@ -81,6 +81,15 @@ def test_what_is_there_is_not_compiled_again_and_what_is_missing_is(folder):
     assert len(found.packages) == 3
 
 
+def test_what_a_killed_process_left_is_taken_away(folder):
+    left = folder / ".compiling-abc"
+    left.mkdir()
+    (left / "step-8x64.pt2").write_bytes(b"half")
+    make_artefact(folder, KEY, SHAPES, Compiler())
+    assert not left.exists()
+    assert len(open_artefact(folder, KEY).packages) == len(SHAPES)
+
+
 def test_a_folder_of_another_key_is_not_written_over(folder):
     with pytest.raises(InputError, match="another engine"):
         make_artefact(folder, KEY | {"torch": "9"}, SHAPES, Compiler())

@@ -13,6 +13,7 @@ detects a damaged or mixed-up folder, not a malicious one: use only folders from
 import hashlib
 import json
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -181,6 +182,8 @@ def make_artefact(
     """
     check_writable(folder)
     with _locked(folder):
+        for left in folder.glob(".compiling-*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         entries: dict[str, Any] = {}
         if (folder / MANIFEST).is_file():
             open_artefact(folder, key)
@@ -224,11 +227,9 @@ def _compile_one(folder: Path, shape: StaticShape, compile_step: Compile) -> dic
         compile_step(shape, unfinished)
         unfinished.replace(path)
     return {
-        "file": path.name,
-        "sha256": _sha256(path),
-        "bytes": path.stat().st_size,
+        "file": path.name, "sha256": _sha256(path), "bytes": path.stat().st_size,
         "compile_s": time.monotonic() - start_s,
-    }
+    }  # fmt: skip
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
