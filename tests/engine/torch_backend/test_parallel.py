@@ -299,7 +299,7 @@ def test_whoever_asks_at_once_how_a_rank_ended_is_told_the_same():
     group, process = RankGroup.__new__(RankGroup), ReadOnce()
     group._one_at_a_time = threading.Lock()
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(group._exit_code, [process] * 4))
+        told = list(pool.map(group._exit_code, [process] * 4, [time.monotonic() + 5] * 4))
     assert told == [-9] * 4
 
 
