@@ -35,7 +35,7 @@ def _interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
 
 
 def _interrupt() -> None:
-    """Once the main thread is out of the hook above, where it would be ignored, too."""
+    """Send it once the main thread has left the hook above, in which Python ignores it as well."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code is not _interrupt_again.__code__:
         frame = frame.f_back

@@ -244,7 +244,7 @@ def test_failures_decide_the_exit_code_when_they_are_most_of_all_and_are_named_a
 
 @pytest.mark.parametrize(
     ("share", "code", "stopped_by", "requests"),
-    [("20%", 1, ["errors"], (401, 590)), ("none", 0, [None, None], (602, 602))],
+    [("20%", 1, ["errors"], (401, 450)), ("none", 0, [None, None], (602, 602))],
 )
 def test_a_level_ends_at_the_share_of_failures_that_is_stated(
     tmp_path, share, code, stopped_by, requests

@@ -55,8 +55,11 @@ struct table_rows {
 struct queue {
     int64_t limits[NUM_LIMITS];
     double prices[NUM_PRICES], asked[NUM_ASKED];
-    int64_t total, sent, arrived, first, num_first, again; /* first, again: the next of both parts of sends_s */
-    double *sends_s; /* of an open loop, or of the users' first requests and then of those again */
+    int64_t total, sent, arrived;
+    /* When requests are sent: num_first that are known from the start (an open loop, or each user's
+     * first one), then those that follow an answer. first, again: the next one of each part. */
+    int64_t num_first, first, again;
+    double *sends_s;
     struct request *requests;
     int64_t *waiting, first_waiting, num_waiting; /* a ring of `total` */
     int64_t *running, num_running, *filling, num_filling;
@@ -158,7 +161,7 @@ static int64_t waiting_at(const struct queue *q, int64_t place) {
     return q->waiting[(q->first_waiting + place) % q->total];
 }
 
-/* The place in sends_s of the next request: a user may be answered before the last one has begun. */
+/* Place of the next request in sends_s: a user may be answered before the last one has begun. */
 static int64_t *next_send(struct queue *q) {
     if (q->first == q->num_first) return &q->again;
     bool is_first = q->again == q->sent || q->sends_s[q->first] <= q->sends_s[q->again];
@@ -481,7 +484,8 @@ void queue_free(struct queue *q) {
 }
 
 /* limits: those of `enum limit`, then of `enum price`; lengths: prompt, output and found tokens of
- * each request; sent_s: of those of an open loop, or of the users' first ones. NULL without memory. */
+ * each request; sent_s: of an open loop's requests, or of each user's first one. NULL without
+ * memory. */
 struct queue *queue_new(const double *limits, int64_t total, const double *lengths,
                         const double *sent_s) {
     struct queue *q = calloc(1, sizeof *q);

@@ -98,7 +98,8 @@ def follow(
     join = JoinRule(config.waiting_served_ratio, config.max_waiting_tokens)
     copy = _Copy(timed, config, join, shared_tokens)
     requests = [_Request(number, *each) for number, each in enumerate(lengths)]
-    coming, unsent = deque(requests), len(requests) - len(sends)  # a heap: users send again
+    # `sends` is a heap: of the users' first requests and of those that follow an answer
+    coming, unsent = deque(requests), len(requests) - len(sends)
     while sends or copy.waiting or copy.running:
         if not (copy.waiting or copy.running):
             copy.now_s = max(copy.now_s, sends[0] + overhead_s)

@@ -357,12 +357,12 @@ class RankGroup:
                 continue
         for segment in self._segments:
             segment.abort()  # for a rank that waits inside a step
-        left = list(self._processes)
-        for end in (id, ForkServerProcess.kill):  # at first just wait; they ignore SIGTERM
-            for process in left:
-                end(process)
-            until_s = time.monotonic() + _STOP_S
-            left = [each for each in left if self._exit_code(each, until_s) is None]
+        until_s = time.monotonic() + _STOP_S
+        left = [each for each in self._processes if self._exit_code(each, until_s) is None]
+        for process in left:  # all at once; they ignore SIGTERM
+            process.kill()
+        for process in left:
+            process.join()
         ended: list[Any] = [*self._processes, *self._connections, *self._segments]
         for each in ended:
             each.close()

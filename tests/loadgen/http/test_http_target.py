@@ -208,12 +208,11 @@ def _against_a_thread(blocked_s: float, timestamps: str | None = None):
 
 @pytest.mark.skipif(not _has_kernel_time(), reason="this host gives no kernel receive times")
 def test_kernel_time_is_true_although_the_loop_was_blocked():
-    """A loop blocked for a second sees the token written after 50 ms late; the kernel did not.
-    Between the writer's clock and its write a busy machine may hold it."""
+    """A loop blocked for a second sees the token written after 50 ms late; the kernel did not."""
     record, signals, written_s = _against_a_thread(blocked_s=1.0)
     assert signals.timestamps == "kernel"
     for seen_s, wrote_s in zip(record.token_times_s, written_s, strict=True):
-        assert 0 <= seen_s - wrote_s < 0.2
+        assert 0 <= seen_s - wrote_s < 0.01
     assert max(signals.delays_s) > 0.3  # the self-check knows that it was late
 
 
@@ -222,7 +221,7 @@ def test_user_time_is_late_by_the_block_and_its_bound_says_so():
     late_s = record.token_times_s[0] - written_s[0]
     assert signals.timestamps == "user"
     assert late_s > 0.3
-    assert record.exchange.ttft_bound_s >= late_s - 0.1
+    assert record.exchange.ttft_bound_s >= late_s - 0.002
 
 
 @pytest.mark.parametrize("timestamps", [None, "user"])
@@ -236,7 +235,7 @@ def test_times_are_right_on_a_plain_asyncio_loop(timestamps):
 
         exchange = asyncio.run(main())
     for seen_s, wrote_s in zip(exchange.token_times_s, server.written_s, strict=True):
-        assert 0 <= seen_s - wrote_s < 0.2
+        assert 0 <= seen_s - wrote_s < 0.02
 
 
 @pytest.fixture(scope="module")
