@@ -186,15 +186,11 @@ def _setup(
     """Requests of these lengths on the set-up, under one user."""
     workers = blank.settings.workers
     return MeasuredLevel(
-        blank.setup,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        load=Load(1),
-        num_requests=1,
+        blank.setup, input_tokens=input_tokens, output_tokens=output_tokens,
+        load=Load(1), num_requests=1, cached_tokens=cached_tokens,
         replicas=blank.settings.replicas if workers is None else workers[1],
-        cached_tokens=cached_tokens,
         prefill=_prefill_pool(blank.settings, blank.setup),
-    )
+    )  # fmt: skip
 
 
 def _simulated(blank: Prediction, listener: Listener) -> Prediction:

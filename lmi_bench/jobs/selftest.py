@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lmi_bench.core.listener import Listener
+from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.core.native_build import library
 from lmi_bench.core.run_store import LEVELS, REQUESTS, Run, load_run
 from lmi_bench.core.units import MS_PER_S, plural
@@ -109,12 +109,26 @@ def truth_server(*faults: str) -> Iterator[str]:
             process.kill()
 
 
-def _sweep(url: str, folder: Path, streams: int, requests: int, timeout_s: float = _LIMIT_S) -> Run:
+@dataclass
+class _Examined(Silent):
+    """Empties the server's statistics when the sweep names its target: it has examined it then."""
+
+    server: Probe
+
+    def note(self, *args: object, **named: object) -> None:
+        if str(args[0]).startswith("target: "):
+            self.server.get("/truth/reset", "POST")
+
+
+def _sweep(
+    url: str, folder: Path, streams: int, requests: int, *, timeout_s: float = _LIMIT_S,
+    listener: Listener = SILENT,
+) -> Run:  # fmt: skip
     """The run of one level on the truth server."""
     found = sweep(
         target=url, protocol="openai-chat", model="truth-model", concurrency=streams,
         input_tokens=16, output_tokens=_TOKENS, requests_per_level=requests, warmup_requests=0,
-        timeout=timeout_s, max_errors="none", out=folder / f"run-{streams}",
+        timeout=timeout_s, max_errors="none", out=folder / f"run-{streams}", listener=listener,
     )  # fmt: skip
     if found.interrupted:
         raise KeyboardInterrupt
@@ -137,17 +151,14 @@ class _Measured:
 
 
 def _measured(url: str, streams: int, folder: Path) -> _Measured:
-    """Measure a level. Compared are all requests, as the server counts them; it has also counted
-    what the sweep asked beforehand, so a true quantile may be as many ranks off."""
+    """Measure a level. Compared are all requests: the server does not know a level's first ones."""
     server = Probe(url, {})
-    server.get("/truth/reset", "POST")
-    run = _sweep(url, folder, streams, _ROUNDS * streams)
+    run = _sweep(url, folder, streams, _ROUNDS * streams, listener=_Examined(server))
     truth, level = server.get("/truth/stats").json_object(), run.levels[0]
     times = [record.token_times_s for record in run.records[0] if record.ok]
     sent_s = [record.sent_s for record in run.records[0] if record.ok]
     ttft_s = [at[0] - begin_s for at, begin_s in zip(times, sent_s, strict=True)]
     check, error, is_wrong = level.generator, 0.0, False
-    unsure = 100 * (truth["completed"] / max(1, len(times)) - 1)  # percentiles
     for metric, values_s, true, bounds_ms in (
         ("ttft", ttft_s, truth["ttft_from_arrival"],
          (check.ttft_p50_error_bound_ms, check.ttft_error_bound_ms)),
@@ -158,8 +169,7 @@ def _measured(url: str, streams: int, folder: Path) -> _Measured:
             if level.of(metric).value(f"p{q}") is None:
                 continue  # withheld
             true_ms = true[f"p{q}_ms"]
-            near_ms = np.percentile(values_s, np.clip((q - unsure, q + unsure), 0, 100)) * MS_PER_S
-            off_ms = max(near_ms[0] - true_ms, true_ms - near_ms[1], 0.0)
+            off_ms = abs(MS_PER_S * np.percentile(values_s, q) - true_ms)
             error = max(error, off_ms / true_ms)
             is_wrong |= off_ms > max(MAX_ERROR * true_ms, (bound_ms or 0.0) + _TRUTH_MS)
     judged = "valid" if check.valid else f"invalid ({check.reason})"

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -177,28 +176,21 @@ def test_reported_times_are_compared_with_the_truth(
     assert found.error >= 0.7 * shift_ms / moved_ms[-1]  # what is read late lessens it
 
 
-@pytest.mark.parametrize(("true_ms", "is_wrong"), [(200.0, False), (210.0, False), (214.0, True)])
-def test_what_the_sweep_asked_beforehand_moves_a_true_quantile(
-    true_ms, is_wrong, tmp_path, monkeypatch
-):
-    """Half of the answers begin after 200 ms and half after 210; the server has two more."""
-    records = [
-        SimpleNamespace(ok=True, sent_s=0.0, token_times_s=(first_s, first_s + 0.02))
-        for first_s in [0.2] * 32 + [0.21] * 32
-    ]
-    bounds = dict.fromkeys(("ttft_p50", "ttft", "itl_p50", "itl"), 0.0)
-    check = {f"{name}_error_bound_ms": value for name, value in bounds.items()}
-    level = SimpleNamespace(
-        generator=SimpleNamespace(**check, valid=True, reason=None),
-        of=lambda _: SimpleNamespace(value={"p50": 1.0}.get),
-    )
-    truth = {"completed": 66, "tokens_per_s": 1.0, "itl": {"p50_ms": 20.0, "p99_ms": 20.0}}
-    truth["ttft_from_arrival"] = {"p50_ms": true_ms, "p99_ms": true_ms}
-    reply = SimpleNamespace(json_object=lambda: truth)
-    monkeypatch.setattr(selftest.Probe, "get", lambda *_: reply)
-    run = SimpleNamespace(levels=[level], records=[records])
-    monkeypatch.setattr(selftest, "_sweep", lambda *_: run)
-    assert selftest._measured("http://127.0.0.1:9", 16, tmp_path).is_wrong is is_wrong
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the truth server")
+def test_the_truth_is_of_the_level_without_what_the_sweep_asked_beforehand(tmp_path, monkeypatch):
+    original, told = selftest.Probe.get, []
+
+    def get(self, path, *method):
+        reply = original(self, path, *method)
+        if "stats" in path:
+            told.append(reply.json_object()["completed"])
+        return reply
+
+    monkeypatch.setattr(selftest.Probe, "get", get)
+    with selftest.truth_server() as url:
+        selftest._measured(url, 16, tmp_path)
+    (run,) = tmp_path.iterdir()
+    assert told == [len((run / "requests.jsonl").read_text().splitlines())]
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the truth server")

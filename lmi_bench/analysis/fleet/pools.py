@@ -249,23 +249,17 @@ def _simulated(size: _Size) -> PoolsFleet:
     degree, per_decode = size.pair.degrees
     assert request.rate_per_s is not None
     return PoolsFleet(
-        instance=layout.instance.instance_type,
-        instances=size.machines,
-        prefill_workers=size.prefill_workers,
-        prefill_tensor_parallel=degree,
-        decode_workers=size.decode_workers,
-        decode_tensor_parallel=per_decode,
+        instance=layout.instance.instance_type, instances=size.machines,
+        prefill_workers=size.prefill_workers, prefill_tensor_parallel=degree,
+        decode_workers=size.decode_workers, decode_tensor_parallel=per_decode,
         engine=layout.setting.describe() or None,
-        price_usd_per_hour=size.usd_per_hour,
-        estimated=layout.instance.is_estimated,
+        price_usd_per_hour=size.usd_per_hour, estimated=layout.instance.is_estimated,
         usd_per_1m_output_tokens=usd_per_1m_tokens(size.usd_per_hour, request.rate_per_s * output),
         capacity_rate_per_s=sure.capacity_tokens_per_s.times(1 / output),
-        ttft_p50_ms=figure("ttft", "p50"),
-        itl_p50_ms=figure("itl", "p50"),
+        ttft_p50_ms=figure("ttft", "p50"), itl_p50_ms=figure("itl", "p50"),
         e2e_p50_ms=figure("e2e", "p50"),
-        slos=tuple(map(SloOutlook.of, request.slos, of_slos)),
-        slo_figures=of_slos,
-    )
+        slos=tuple(map(SloOutlook.of, request.slos, of_slos)), slo_figures=of_slos,
+    )  # fmt: skip
 
 
 def _observed(request: RecommendRequest, cell: MeasuredLevel, copy: CopyCapacity) -> Latencies:

@@ -332,13 +332,10 @@ def _question(request: RecommendRequest) -> Question:
         model=request.workload.shape.name,
         **{name: getattr(request.workload, name) for name in lengths},
         **{name: getattr(request, name) for name in load},
-        load=request.describe_load(),
-        slos=tuple(str(slo) for slo in request.slos),
-        purchase=request.purchase.describe(),
-        availability=request.availability.describe(),
-        profile=request.profile.provenance,
-        measured_loads=len(request.measured),
-    )
+        load=request.describe_load(), slos=tuple(str(slo) for slo in request.slos),
+        purchase=request.purchase.describe(), availability=request.availability.describe(),
+        profile=request.profile.provenance, measured_loads=len(request.measured),
+    )  # fmt: skip
 
 
 def _warnings(
