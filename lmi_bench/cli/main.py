@@ -92,7 +92,7 @@ def _fail_unexpectedly(exc: BaseException) -> NoReturn:
     with tempfile.NamedTemporaryFile(
         "w", prefix="lmi-bench-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:
-        file.write("".join(traceback.format_exception(exc)))
+        file.write(redact_text("".join(traceback.format_exception(exc))))
     what = redact_text(f"{type(exc).__name__}: {exc}").partition("\n")[0]
     typer.echo(f"error: {what}: a fault of lmi-bench; its trace is in {file.name}", err=True)
     sys.exit(errors.EXIT_FAILED)

@@ -10,9 +10,10 @@
 The number is the exit code. A traceback is a bug in lmi-bench.
 """
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 from lmi_bench.core.exchange import Exchange
 
@@ -28,6 +29,10 @@ TargetErrorKind = Literal[
     "broken_stream", "malformed_frame", "short_output", "cancelled", "refused",
 ]  # fmt: skip
 TARGET_ERROR_KINDS: tuple[str, ...] = get_args(TargetErrorKind)
+
+
+UNREADABLE: Final = (OSError, EOFError, zlib.error, UnicodeDecodeError)
+"""What reading a file raises, also a compressed one or a text."""
 
 
 def file_reason(exc: Exception) -> str:

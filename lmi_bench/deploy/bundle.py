@@ -16,7 +16,7 @@ from typing import Final
 from lmi_bench.analysis.fleet.start_up import DOUBT
 from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.catalog.models import is_gated
-from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.errors import UNREADABLE, InputError, file_reason
 from lmi_bench.deploy import server_settings
 from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.images import SERVER_FACTS, Container, ami_of, choose_image
@@ -261,7 +261,7 @@ def unpack_properties(archive: Path) -> str:
             for name in (PROPERTIES, f"./{PROPERTIES}"):
                 if name in names and (member := tar.extractfile(name)) is not None:
                     return member.read().decode()
-    except (OSError, tarfile.TarError, UnicodeDecodeError) as exc:
+    except (*UNREADABLE, tarfile.TarError) as exc:
         raise InputError(f"cannot read {archive}: {file_reason(exc)}") from exc
     deeper = [name for name in names if name.endswith("/" + PROPERTIES)]
     where = f"; {deeper[0]} is in a folder, where no container looks" if deeper else ""

@@ -119,7 +119,7 @@ def _notes(settings: Mapping[str, Setting]) -> tuple[str, ...]:
 def _compile_notes(values: Mapping[str, str]) -> tuple[str, ...]:
     """A note if the file names a back end that serves compiled steps alone; else none."""
     options, rolling = all_options(), values.get("option.rolling_batch", "").lower()
-    asking = [name for name in values if options[name].backends == ("tnx",)]
+    asking = [name for name in values if name in options and options[name].backends == ("tnx",)]
     if rolling in _COMPILED_BATCHES:
         asking.insert(0, f"option.rolling_batch={rolling}")
     early = "`lmi-bench compile` does it ahead of time, and --artefact FOLDER loads it"

@@ -1,11 +1,13 @@
 """A load generator on Kubernetes: a sweep, and an Indexed Job of workers that dial in to it."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lmi_bench.catalog.templates import as_yaml, filled
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Settings, option
+from lmi_bench.core.redaction import redact_text
 from lmi_bench.deploy.settings import SECRET
 
 SECRET_COMMAND: Final = (
@@ -14,7 +16,11 @@ SECRET_COMMAND: Final = (
 )
 _PORT: Final = 7711
 _NAMES: Final = ("service", "claim", "sweep", "workers")
-_OWN: Final = ("--hosts", "--listen", "--workers", "--out", "-o", "--resume")
+_OWN: Final = (
+    "--hosts", "--listen", "--workers", "--out", "--resume", "--api-key", "--header",
+)  # fmt: skip
+_SHORT: Final = ("-o", "-H")  # whose value may follow at once
+_NAME: Final = re.compile("[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # with `-workers` a Service's
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +39,15 @@ class Loadgen(Settings):
     name: str = option(value="loadgen")
 
     def _check(self) -> None:
-        for name in (argument.partition("=")[0] for argument in self.sweep):
-            if name in (*_OWN, "--api-key", "--header", "-H"):
+        if not _NAME.fullmatch(self.name):
+            raise InputError(f"--name {self.name!r}: use a to z, 0 to 9 and hyphens, at most 40")
+        for argument in self.sweep:
+            name = argument[:2] if argument[:2] in _SHORT else argument.partition("=")[0]
+            if name in (*_OWN, *_SHORT) or redact_text(argument) != argument:
                 raise InputError(
-                    f"{name}: leave it out. The file states where the workers and the run are; a "
-                    f"key is not written into files, but taken from the Secret {SECRET}"
+                    f"{redact_text(name)}: leave it out. The file states where the workers and the "
+                    "run are; a key is not written into files, but taken from the Secret "
+                    f"{SECRET}"
                 )
 
     def manifest(self) -> str:

@@ -158,7 +158,7 @@ def _machine_values(
     return {
         "instance_type": instance.instance_type,
         "volume_gb": volume_gb,
-        "devices": setup.tensor_parallel,
+        "devices": setup.devices,
         "host_mib": max(128, int(min(share_bytes, stored_bytes + _SERVER_BYTES)) // MIB),
         "role_of_components": endpoint.role_arn if components else None,
         "managed_scaling": scaling if components else None,

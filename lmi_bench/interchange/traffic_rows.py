@@ -12,7 +12,6 @@ import json
 import math
 import re
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from lmi_bench.core.durable import parsed_json, whole_characters
-from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.errors import UNREADABLE, InputError, file_reason
 from lmi_bench.core.listener import SILENT, Listener
 
 NAMES: Final[Mapping[str, list[str]]] = json.loads(
@@ -107,7 +106,7 @@ class LogFile:
                         shown = f"reading {self.path.name}"
                         self.listener.progress(shown, round(100 * share_read()), 100)
                     yield self._columns(some)
-        except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as exc:
+        except (*UNREADABLE, csv.Error) as exc:
             raise InputError(f"cannot read {self.path}: {file_reason(exc)}") from exc
         except RecursionError:
             raise InputError(f"cannot read {self.path}: its JSON is nested too deeply") from None

@@ -33,6 +33,10 @@ class Access:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     asked: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        key = (self.api_key or "").strip() or None  # a file's last newline is no part of it
+        object.__setattr__(self, "api_key", key)
+
     def all_headers(self, protocol: str = AUTO) -> dict[str, str]:
         """Headers to send in a protocol; those that were stated override its own."""
         stated = {name.lower() for name in self.headers}

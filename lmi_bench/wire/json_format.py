@@ -4,14 +4,14 @@ import csv
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
 from lmi_bench.core.errors import InputError, TargetError, TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import NO_HEADERS, WireEvent, WireFormat
-from lmi_bench.wire.framing import SseSplitter
+from lmi_bench.wire.framing import EitherSplitter, SseSplitter
 
 DONE = b"[DONE]"
 _MAX_MESSAGE_CHARS, _MAX_PLAIN_CHARS = 500, 200
@@ -172,7 +172,7 @@ class JsonFormat(WireFormat):
 class SseFormat(JsonFormat):
     """Base of the protocols whose streams are server-sent events, possibly ended by `[DONE]`."""
 
-    new_splitter = SseSplitter
+    new_splitter: ClassVar[type[SseSplitter | EitherSplitter]] = SseSplitter
 
     def parse(self, payload: bytes) -> WireEvent:
         """Read an event, `[DONE]`, or the body of an unstreamed response."""

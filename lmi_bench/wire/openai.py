@@ -23,6 +23,7 @@ import orjson
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.framing import EitherSplitter
 from lmi_bench.wire.json_format import SseFormat, error_event
 
 _PLAIN_DELTA = {"content", "role"}
@@ -32,6 +33,7 @@ class _OpenAiFormat(SseFormat):
     """The response format that the completions and chat protocols share."""
 
     payload_name = "a completion chunk"
+    new_splitter = EitherSplitter  # LMI's containers send JSON lines for OpenAI's bodies, too
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
         if reply.get("error") or reply.get("object") == "error":

@@ -18,6 +18,7 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12
 from lmi_bench.analysis.model.engine_setting import EngineSetting
+from lmi_bench.analysis.model.setup import Parallelism
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
@@ -166,6 +167,17 @@ def test_requests_and_templates_are_valid_for_botocore_and_cfn_lint(layout, targ
         assert needs["ComputeResourceRequirements"]["NumberOfAcceleratorDevicesRequired"] == (
             made.setup.tensor_parallel
         )
+
+
+def test_a_component_has_the_devices_of_all_stages():
+    """TP 2 in two stages: the container starts with four devices."""
+    made = plan(tensor_parallel=2, max_model_len=2048)
+    setup = replace(made.setup, parallelism=Parallelism(pipeline=2))
+    staged = replace(made, setup=setup, copies=1, engine=EngineSetting(pipeline=2))
+    endpoint = replace(STARTED, components=True)
+    requests = dict(endpoint_requests(staged, container(), endpoint, one_copy_a_container=False))
+    needs = requests["create_inference_component"]["Specification"]
+    assert needs["ComputeResourceRequirements"]["NumberOfAcceleratorDevicesRequired"] == 4
 
 
 def test_a_component_reserves_what_loading_needs_and_no_more_than_its_share():
@@ -400,8 +412,11 @@ class TestArchive:
             tar.add(folder, arcname="model")
         with pytest.raises(InputError, match="is in a folder, where no container looks"):
             unpack_properties(tmp_path / "deep.tar.gz")
-        with pytest.raises(InputError, match="cannot read"):
-            unpack_properties(folder / "model.py")
+        whole = (tmp_path / "deep.tar.gz").read_bytes()
+        (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
+        for name in ("model/model.py", "cut.tar.gz"):
+            with pytest.raises(InputError, match="cannot read"):
+                unpack_properties(tmp_path / name)
         with pytest.raises(InputError, match=r"has no serving.properties"):
             pack_model(tmp_path, tmp_path / "none.tar.gz")
 

@@ -125,6 +125,12 @@ def bundled(simulated=False, era="A", **settings):
     )
 
 
+@pytest.mark.parametrize("name", ["max_logprobs", "compilation_config", "foo_bar"])
+def test_an_option_that_only_the_container_knows_is_no_option_of_compiled_steps(name):
+    found = bundled(**{"option__rolling_batch": "auto", f"option__{name}": "4"})
+    assert not any("compiled" in note for note in found.notes)
+
+
 def test_a_container_of_today_chunks_caches_and_batches_as_it_does_unasked():
     found = bundled(era="C", option__rolling_batch="auto")
     assert found.engine == {

@@ -65,8 +65,17 @@ def test_secrets_come_from_the_cluster_alone():
         ("--out", "--out: leave it out"),
         ("--api-key=sk-1", "--api-key: leave it out. .* key is not written into files"),
         ("-H", "-H: leave it out"),
+        ("-HAuthorization: Bearer sk-123456789", "-H: leave it out"),
+        ("-oruns/x", "-o: leave it out"),
+        ("http://user:pass@vllm:8000", "http://vllm:8000: leave it out"),
     ],
 )
 def test_what_the_file_states_itself_and_secrets_are_refused(argument, said):
     with pytest.raises(InputError, match=said):
         Loadgen((*SWEEP, argument), "image")
+
+
+@pytest.mark.parametrize("name", ["My Load", "1st", "a.b", "-a", "a-", "", "x" * 41])
+def test_a_name_that_kubernetes_refuses_is_refused(name):
+    with pytest.raises(InputError, match=r"use a to z, 0 to 9 and hyphens"):
+        Loadgen(SWEEP, "image", name=name)

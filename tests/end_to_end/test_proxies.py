@@ -186,10 +186,11 @@ def test_this_machine_and_the_hosts_of_no_proxy_are_reached_directly(host, monke
 
 
 def test_what_is_no_http_proxy_is_refused_without_its_password(monkeypatch):
-    monkeypatch.setenv("ALL_PROXY", f"socks5://me:{PASSWORD}@proxy:1080")
-    with pytest.raises(InputError, match=f"NO_PROXY={NAME}") as caught:
-        parse_endpoint(f"https://{NAME}", OPENAI)
-    assert PASSWORD not in str(caught.value)
+    for url in (f"socks5://me:{PASSWORD}@proxy:1080", f"http://me:{PASSWORD}/more@proxy:1080"):
+        monkeypatch.setenv("ALL_PROXY", url)
+        with pytest.raises(InputError, match=f"NO_PROXY={NAME}") as caught:
+            parse_endpoint(f"https://{NAME}", OPENAI)
+        assert PASSWORD not in str(caught.value)
 
 
 @pytest.mark.parametrize("receive", ["native", "python"])

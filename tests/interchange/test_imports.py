@@ -371,3 +371,14 @@ def test_an_archive_of_something_else_is_one_line(tmp_path):
         archive.add(__file__, "profile_export_aiperf.json")
     with pytest.raises(InputError, match=r"output\.tar\.gz"):
         read_results(path)
+
+
+def test_an_archive_that_is_cut_off_or_not_there_is_one_line(tmp_path):
+    path = packed(tmp_path, one="aiperf_0_13.json")
+    whole = path.read_bytes()
+    for size in (len(whole) * 3 // 4, len(whole) // 2, 30):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InputError, match=r"output\.tar\.gz"):
+            read_results(path)
+    with pytest.raises(InputError, match=r"cannot read .*nothing\.json: No such file"):
+        read_results(tmp_path / "nothing.json")

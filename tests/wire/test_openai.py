@@ -480,3 +480,15 @@ def test_a_wrong_event_is_a_malformed_frame(event):
     with pytest.raises(TargetError) as caught:
         RESPONSES.parse(json.dumps(event).encode())
     assert caught.value.kind == "malformed_frame"
+
+
+@pytest.mark.parametrize(
+    ("wire_format", "stream"),
+    [(OPENAI, COMPLETION_STREAM), (CHAT, b"data: " + chat_chunk({"content": "a"}, "stop"))],
+)
+def test_json_lines_of_the_same_chunks_are_read_alike(wire_format, stream):
+    """LMI's containers cut `data: ` off for a body of OpenAI's (djl-serving 0.35)."""
+    events = [line for line in stream.split(b"\n") if line[:6] == b"data: " and b"DONE" not in line]
+    lines = b"".join(line.removeprefix(b"data: ") + b"\n" for line in events)
+    expected = [event for event in read_stream(wire_format, stream) if not event.end]
+    assert read_stream(wire_format, lines) == expected

@@ -17,7 +17,7 @@ from typing import Any
 
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.durable import json_values, parsed_yaml, read_text
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import UNREADABLE, InputError, file_reason
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
 from lmi_bench.core.run_store import RunStore
@@ -43,7 +43,7 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
     load  overrides the file's own load; required if the file states none
     Raises InputError for an unknown kind of file, or a missing field.
     """
-    objects = _archived(path) if tarfile.is_tarfile(path) else _objects(path)
+    objects = _objects(path)
     first = objects[0]
     with _explained(path):
         for tool, table in tables().items():  # files of requests do not state their load
@@ -107,9 +107,9 @@ def _joined(parts: Sequence[Imported]) -> Imported:
     return replace(first, levels=levels, workload=first.workload if is_same else {})
 
 
-def _archived(path: Path) -> list[Object]:
+def _archived(path: Path, archive: tarfile.TarFile) -> list[Object]:
     """AIPerf's summaries in an archive, such as SageMaker's benchmark jobs leave on S3."""
-    with tarfile.open(path) as archive:
+    with archive:
         members = [each for each in archive if each.isfile() and each.name.endswith(_ARCHIVED)]
         if not members:
             raise InputError(f"{path} holds no {_ARCHIVED}, which a benchmark job leaves in it")
@@ -125,7 +125,12 @@ def _archived(path: Path) -> list[Object]:
 
 
 def _objects(path: Path) -> list[Object]:
-    """The file's objects: a JSON object, one on each line, or a YAML document."""
+    """The file's objects: a JSON object, one on each line, a YAML document, or an archive's."""
+    try:
+        if tarfile.is_tarfile(path):
+            return _archived(path, tarfile.open(path))
+    except (*UNREADABLE, tarfile.TarError) as exc:
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
     text = read_text(path)
     is_yaml = path.suffix in (".yaml", ".yml")
     found = [parsed_yaml(text, path)] if is_yaml else json_values(text, path)

@@ -15,7 +15,7 @@ from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.loadgen.http.answer import said_by
-from lmi_bench.loadgen.http.endpoint import parse_endpoint
+from lmi_bench.loadgen.http.endpoint import check_headers, parse_endpoint
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.json_format import load_object
@@ -79,6 +79,7 @@ class Probe:
         own = dict(at.forwarder.headers) if at.forwarder else {}
         if at.authorization is not None:
             own["Authorization"] = at.authorization
+        check_headers(self.headers)
         self._headers = {"Accept": "*/*", **own, **self.headers}
 
     @property

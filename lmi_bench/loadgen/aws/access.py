@@ -54,7 +54,6 @@ def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
     Raises InputError without a region or credentials.
     """
     import botocore.session
-    from botocore.exceptions import BotoCoreError
 
     try:
         session = botocore.session.Session()
@@ -73,8 +72,8 @@ def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
                 "will do)"
             )
         credentials.get_frozen_credentials()
-    except (BotoCoreError, ValueError) as exc:  # ValueError: an invalid endpoint URL
-        raise InputError(f"AWS: {exc}") from exc
+    except (*refusals(), ValueError) as exc:  # ValueError: an invalid endpoint URL
+        raise InputError(f"AWS: {error_text(exc)}") from exc
     url = str(client.meta.endpoint_url).rstrip("/")
     host = urllib.parse.urlsplit(url).hostname or ""
     is_aws = host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws"))
@@ -111,12 +110,10 @@ class Signer:
 
     async def refresh(self) -> None:
         """Fetch valid credentials. Raises InputError if that fails."""
-        from botocore.exceptions import BotoCoreError
-
         try:
             await asyncio.to_thread(self._fetch)
-        except BotoCoreError as exc:
-            raise InputError(f"AWS: {exc}") from exc
+        except refusals() as exc:
+            raise InputError(f"AWS: {error_text(exc)}") from exc
         self._fetched_s = asyncio.get_running_loop().time()
 
     def sign(self, body: bytes) -> dict[str, str]:

@@ -255,6 +255,7 @@ class Connection:
         if self._waiter is None:  # the server closed an idle connection
             self.close()
         elif is_close_delimited(self.reads):
+            self.status = self._parser.get_status_code() if self._parser else 0
             self._finish()
         else:
             came = "before a response" if not self.reads else "in the middle of the response"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from lmi_bench import __version__
 from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.redaction import redact_text
 from lmi_bench.loadgen.http.connection import Address, connect
 from lmi_bench.loadgen.http.receive import receiver_of
 from lmi_bench.wire.event import WireFormat
@@ -89,14 +90,16 @@ def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
     if not url or is_here or urllib.request.proxy_bypass(f"{host}:{port}"):
         return None
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname:
+    own_port = None
+    with contextlib.suppress(ValueError):  # its text may hold a part of the password
+        own_port = parts.port or 80
+    if parts.scheme != "http" or not parts.hostname or own_port is None:
         raise InputError(
             f"the environment's proxy for {host} is no http:// address: name one in "
             f"{scheme.upper()}_PROXY, or set NO_PROXY={host} to connect directly"
         )
     headers = {} if (own := _basic(parts)) is None else {"Proxy-Authorization": own}
-    port = parts.port or 80
-    return Proxy(parts.hostname, port, f"http://{parts.hostname}:{port}", headers)
+    return Proxy(parts.hostname, own_port, f"http://{parts.hostname}:{own_port}", headers)
 
 
 def _basic(parts: urllib.parse.SplitResult) -> str | None:
@@ -170,8 +173,9 @@ def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
+        (parts.hostname or "" if parts.scheme != UNIX_SCHEME else "").encode("idna")
     except ValueError as exc:
-        raise InputError(f"{url!r} is not a URL: {exc}") from exc
+        raise InputError(f"{redact_text(url)!r} is not a URL: {exc}") from exc
     is_unix = parts.scheme == UNIX_SCHEME
     if parts.scheme not in ("http", "https", UNIX_SCHEME) or not parts.hostname:
         raise InputError(f"{url!r} is not an address: write for example http://localhost:8000")
@@ -195,6 +199,15 @@ def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
     )
 
 
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raises InputError for what cannot be a header; its value may be a key and is not shown."""
+    for name, value in headers.items():
+        if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
+            raise InputError(f"{name!r} is not the name of an HTTP header")
+        if any(char in "\r\n\0" or ord(char) > 255 for char in value):
+            raise InputError(f"the value of header {name!r} must be one line of Latin-1")
+
+
 def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
     """The request's bytes before its Content-Length."""
     merged = {
@@ -207,11 +220,8 @@ def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
         merged["Authorization"] = endpoint.authorization
     if endpoint.forwarder is not None:
         merged |= endpoint.forwarder.headers
+    check_headers(headers)
     for name, value in headers.items():
-        if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
-            raise InputError(f"{name!r} is not the name of an HTTP header")
-        if any(char in value for char in "\r\n\0"):
-            raise InputError(f"the value of header {name!r} must be one line")
         for known in [known for known in merged if known.lower() == name.lower()]:
             del merged[known]
         merged[name] = value

@@ -38,8 +38,8 @@ def read_samples(text: str, names: Collection[str]) -> Iterator[Sample]:
         yield Sample(name, labels, number)
 
 
-def total(samples: Sequence[Sample], names: Sequence[str]) -> float | None:
-    """Sum over all label sets of the first name that is present; None: none is present.
+def total(samples: Sequence[Sample], names: Sequence[str], *, mean: bool = False) -> float | None:
+    """Sum or mean over all label sets of the first name that is present; None: none is present.
 
     >>> total([Sample("a", '{engine="0"}', 1.0), Sample("a", '{engine="1"}', 2.0)], ["b", "a"])
     3.0
@@ -47,7 +47,7 @@ def total(samples: Sequence[Sample], names: Sequence[str]) -> float | None:
     for name in names:
         values = [sample.value for sample in samples if sample.name == name]
         if values:
-            whole = math.fsum(values)
+            whole = math.fsum(values) / (len(values) if mean else 1)
             return whole if math.isfinite(whole) else None
     return None
 
@@ -74,7 +74,8 @@ def read_page(text: str) -> ServerSample:
     samples = list(read_samples(text, _READ))
 
     def present(known: Mapping[str, list[str]]) -> dict[str, float]:
-        found = ((name, total(samples, names)) for name, names in known.items())
+        each = ((name, known[name], name == "kv_usage_frac") for name in known)
+        found = ((name, total(samples, names, mean=share)) for name, names, share in each)
         return {name: value for name, value in found if value is not None}
 
     return ServerSample(present(_GAUGES), present(_COUNTERS))

@@ -14,6 +14,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.loadgen.ask import discover, probe
 from lmi_bench.loadgen.ask.discover import TIMEOUT_S, Accepted, takes_token_ids
 from lmi_bench.loadgen.ask.probe import Probe
+from lmi_bench.targets.bench import Access
 from tests.loadgen.aws.runtime_server import runtime_server
 
 MODELS = {"data": [{"id": "org/model", "owned_by": "vllm", "root": "/m", "max_model_len": 4096}]}
@@ -543,3 +544,25 @@ def test_a_proxy_that_does_not_answer_is_named(monkeypatch, proxy, is_named):
         found_at("http://example.org")
     named = "through the environment's proxy http://127.0.0.1:9 within"
     assert (named in str(caught.value)) is is_named
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "said"),
+    [
+        ("http://a..b:8000", {}, "'http://a..b:8000' is not a URL"),
+        ("http://localhost:80x0", {}, "is not a URL"),
+        ("http://localhost:1", {"X-A": "sk-123\nB: c"}, "value of header 'X-A' must be one line"),
+        ("http://localhost:1", {"X-A": "sk-123\u2028"}, "value of header 'X-A' must be one line"),
+    ],
+)
+def test_what_cannot_be_sent_is_named_before_a_connection(url, headers, said):
+    with pytest.raises(InputError, match=said) as caught:
+        Probe(url, headers)
+    assert "sk-123" not in str(caught.value)
+
+
+def test_the_newline_at_the_end_of_a_keys_file_is_no_part_of_the_key():
+    access = Access("sk-1234567890\n")
+    assert access.all_headers() == {"Authorization": "Bearer sk-1234567890"}
+    assert access.secrets() == ("sk-1234567890",)
+    assert Access(" \n").api_key is None

@@ -323,6 +323,31 @@ def test_credentials_that_expire_are_fetched_before_a_level_and_in_passing():
     assert run_on_sockets(main()) == ["token-2", "token-2", "token-3"]
 
 
+class Refused(Expiring):
+    """Credentials of a role that the user may not assume."""
+
+    def get_frozen_credentials(self):
+        said = {"Error": {"Code": "AccessDenied", "Message": "not authorized: sts:AssumeRole"}}
+        raise ClientError(said, "AssumeRole")
+
+
+def test_a_role_that_may_not_be_assumed_is_one_line(monkeypatch):
+    said = "AWS: AccessDenied: not authorized: sts:AssumeRole"
+
+    async def main():
+        access = open_aws_access("http://127.0.0.1:1")
+        signer = Signer(access, "http://127.0.0.1:1/endpoints/m/invocations", {})
+        object.__setattr__(access, "credentials", Refused())
+        with pytest.raises(InputError, match=said):
+            await signer.refresh()
+
+    run_on_sockets(main())
+    monkeypatch.setattr("botocore.session.Session.create_client", lambda *_, **__: None)
+    monkeypatch.setattr("botocore.session.Session.get_credentials", lambda _: Refused())
+    with pytest.raises(InputError, match=said):
+        open_aws_access("http://127.0.0.1:1")
+
+
 @pytest.mark.parametrize("retries", [None, "aws-standard"])
 def test_a_worker_opens_the_endpoint_from_its_job_and_signs_itself(retries):
     """The job holds no AWS key: the other process resolves the boto3 chain itself."""

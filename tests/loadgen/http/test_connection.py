@@ -62,3 +62,21 @@ def test_an_endless_stream_of_whole_chunks_is_cut_off(monkeypatch):
         theirs.close()
 
     asyncio.run(main())
+
+
+def test_an_answer_that_ends_with_its_connection_has_its_status():
+    """As HAProxy's own errors: a client that sees no status would not retry."""
+
+    async def main():
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        connection = Connection(ours, LoopReceiver(asyncio.get_running_loop()), None, 0.0)
+        _, ended = connection.start(b"GET / HTTP/1.1\r\n\r\n")
+        theirs.recv(100)
+        theirs.sendall(b"HTTP/1.0 503 Service Unavailable\r\nConnection: close\r\n\r\nno server")
+        theirs.close()
+        await asyncio.wait_for(ended, 120)
+        assert (connection.status, connection.reusable) == (503, False)
+        connection.close()
+
+    asyncio.run(main())

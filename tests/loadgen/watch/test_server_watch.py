@@ -87,6 +87,12 @@ def test_tgi_and_older_vllm_names_are_known():
     assert read_page("vllm:gpu_cache_usage_perc 0.5\n").gauges == {"kv_usage_frac": 0.5}
 
 
+def test_a_share_is_the_mean_over_the_engines_of_a_page():
+    lines = [f'vllm:{name}{{engine="{i}"}} 0.8\n' for name in ("kv_cache_usage_perc",
+             "num_requests_running") for i in (0, 1)]  # fmt: skip
+    assert read_page("".join(lines)).gauges == {"running": 1.6, "kv_usage_frac": 0.8}
+
+
 class Pages(http.server.BaseHTTPRequestHandler):
     """Answers each request with the next of its server's pages; the last one stays."""
 
