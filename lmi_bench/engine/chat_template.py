@@ -7,6 +7,7 @@ must not change its arguments or reach beyond them.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -104,15 +105,11 @@ def _compiled(source: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
+    # as transformers has it; Jinja's own would escape HTML markup
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
     return environment.from_string(source)
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    """Like transformers' filter; Jinja's own would escape HTML markup."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _raise(message: str) -> NoReturn:

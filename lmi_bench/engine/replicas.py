@@ -57,6 +57,9 @@ class ReplicaGroup:
         if replica is None:
             outstanding = [engine.outstanding for engine in self._engines]
             replica = self._router.pick(outstanding, prompt_token_ids)
+            limit = self._engines[0].config.max_concurrent_requests
+            if limit is not None and outstanding[replica] >= limit:  # another may have room
+                replica = outstanding.index(min(outstanding))
         generation = self._engines[replica].submit(prompt_token_ids, sampling, client=client)
         generation.replica = replica
         return generation

@@ -28,6 +28,7 @@ class Tokenizer:
     folder         None if it was not read from a folder
     sampling       the sampling settings that the folder states
     longest_token_bytes  most bytes of a text that one token can stand for; None: unknown
+    is_byte_level        a token's bytes do not depend on the tokens before it
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Tokenizer:
         }
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
-        self.longest_token_bytes = _longest_token_bytes(json.loads(tokenizer.to_str()))
+        saved = json.loads(tokenizer.to_str())
+        self.longest_token_bytes = _longest_token_bytes(saved)
+        self.is_byte_level = (saved["decoder"] or {}).get("type") == "ByteLevel"
         self._special_tokens: dict[int, str] = {
             token_id: token.content
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -99,9 +102,14 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_text(self, token_id: int) -> str:
+        """What one token adds to a text, also a special one; U+FFFD for a part of a character."""
+        one, two = (self.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
+        return one if _UNFINISHED in one else two[len(one) :]
+
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, which may be a part of a character."""
-        text = self.decode([token_id])
+        text = self.token_text(token_id)
         if _UNFINISHED not in text:
             return text.encode()
         name: str = self._tokenizer.id_to_token(token_id)
@@ -160,8 +168,8 @@ class Detokenizer:
             piece = text[len(self._context_text) :]
         else:  # invalid bytes follow: some decoders then also drop the valid ones before them
             piece = self._tokenizer.decode(self._pending)
-        self._context = self._pending
-        self._context_text = self._tokenizer.decode(self._context)
+        self._context = [] if self._tokenizer.is_byte_level else self._pending
+        self._context_text = self._tokenizer.decode(self._context) if self._context else ""
         self._pending = []
         return piece
 

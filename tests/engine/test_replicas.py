@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from lmi_bench.core.clock import run_virtual
-from lmi_bench.core.errors import EngineError, InputError
+from lmi_bench.core.errors import EngineError, InputError, OverloadedError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.replicas import ReplicaGroup
@@ -79,6 +79,25 @@ def test_the_router_sees_what_each_replica_has_not_answered():
             return places
 
     assert run_virtual(main()) == [0, 1, 1, 1]
+
+
+def test_a_full_replica_leaves_a_request_to_one_that_has_room():
+    """In turn the third request would meet the long one."""
+
+    async def main():
+        engines = [engine(max_concurrent_requests=1) for _ in range(2)]
+        async with ReplicaGroup(engines, RoundRobin()) as group:
+            long = group.submit(range(4), ask(50))
+            for _ in range(2):
+                short = group.submit(range(4), ask(2))
+                assert short.replica == 1
+                await short.wait()
+            group.submit(range(4), ask(2))
+            with pytest.raises(OverloadedError):
+                group.submit(range(4), ask(2))
+            long.stop("cancelled")
+
+    run_virtual(main())
 
 
 def test_a_replica_that_dies_fails_the_group_with_its_error():

@@ -223,9 +223,27 @@ def test_reading_a_tokenizer_loads_no_torch(tmp_path):
 def test_the_bytes_of_tokens_make_up_characters(tmp_path, make):
     tokenizer = make(tmp_path)
     for text in ("🙂", "日本", "é", "".join(map(chr, range(0x80, 0x180)))):
-        parts = [tokenizer.token_bytes(token_id) for token_id in tokenizer.encode(text)]
-        assert b"".join(parts).decode() == text
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        parts = [tokenizer.token_bytes(token_id) for token_id in ids]
+        assert b"".join(parts).decode().strip() == text
         assert sum(len(part) == 1 for part in parts) >= 2
+
+
+def test_the_text_of_a_token_is_what_it_adds(tmp_path):
+    """Llama 2's decoder strips the first space of a text, and not those of its words."""
+    (tmp_path / "a").mkdir()
+    tokenizer = byte_fallback(tmp_path / "a")
+    ids = tokenizer.encode("a b c", add_special_tokens=False)
+    assert "".join(map(tokenizer.token_text, ids)) == " a b c"
+    assert [tokenizer.token_text(i) for i in (1, 2, 3 + 0xE6)] == [
+        "<s>",
+        "</s>",
+        "\N{REPLACEMENT CHARACTER}",
+    ]
+    tokenizer = byte_level(tmp_path)
+    ids = tokenizer.encode("a wo b", add_special_tokens=False)
+    assert "".join(map(tokenizer.token_text, ids)) == "a wo b"
+    assert (tokenizer.token_text(258), tokenizer.token_bytes(258)) == ("<|eos|>", b"<|eos|>")
 
 
 def test_sampling_settings_are_the_models_own_where_it_has_any(tmp_path):

@@ -130,10 +130,13 @@ class Answer:
             self.finish_reason = "length"
             return chunk
         for index, token_id in enumerate(event.token_ids):
-            text = self._decoder.push((token_id,))
+            ends = is_last and index == len(event.token_ids) - 1
+            is_end = ends and self.generation.finish_reason in ("eos_token", "stop_sequence")
+            hidden = is_end and not self.prompt.keep_stop_string  # as in vLLM
+            text = "" if hidden else self._decoder.push((token_id,))
             if len(self.pieces) + 1 > self._min_tokens:
                 text = self._stop_filter.push(text)
-            if self.stop_string is None and is_last and index == len(event.token_ids) - 1:
+            if self.stop_string is None and ends:
                 text += self._stop_filter.push(self._decoder.finish())
                 if self.stop_string is None:
                     text += self._stop_filter.flush()

@@ -32,8 +32,11 @@ class PlainTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join([f" t{token_id}" for token_id in token_ids])
 
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id])
+
     def token_bytes(self, token_id: int) -> bytes:
-        return self.decode([token_id]).encode()
+        return self.token_text(token_id).encode()
 
     def special_token(self, token_id: int) -> None:
         """None: every token is a word."""

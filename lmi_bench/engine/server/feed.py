@@ -118,17 +118,12 @@ class Feed:
 
     def _take(self) -> bytes:
         parts: list[bytes] = []
-        more = True
         try:
-            while more:
-                more = False
-                for number, answer in tuple(self._running.items()):
-                    pieces = answer.take()
-                    if pieces is not None:
-                        more = True
-                        parts.append(self._reply.event(pieces, number))
-                    if answer.finish_reason is not None:
-                        del self._running[number]
+            for number, answer in tuple(self._running.items()):
+                while (pieces := answer.take()) is not None:
+                    parts.append(self._reply.event(pieces, number))
+                if answer.finish_reason is not None:
+                    del self._running[number]
         except Exception as exc:  # noqa: BLE001 - the handler raises it
             self._failure = exc
         return b"".join(parts)

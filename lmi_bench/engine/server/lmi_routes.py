@@ -1,4 +1,4 @@
-"""The LMI routes: `/ping`, `/invocations` and `/predictions/{model}`, with either reply format.
+"""The LMI routes: `/ping`, and an LMI body on `/invocations`, with each reply format.
 
 batched  without a rolling batch: a list of texts, one for each of `inputs`, a string or a list
 rolling  djl-serving 0.27 to 0.34, and later rolling batches: `token.log_prob`, one line per token
@@ -18,7 +18,7 @@ from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server import fields, streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
-from lmi_bench.engine.server.failures import UnknownModelError, failure, json_response
+from lmi_bench.engine.server.failures import failure, json_response
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.state import ServerState
 
@@ -129,7 +129,7 @@ class RollingBatchReply:
 
     def _ranked(self, piece: Piece) -> list[dict[str, Any]]:
         return [
-            {"id": token_id, "text": self.state.codec.decode([token_id]), "log_prob": logprob}
+            {"id": token_id, "text": self.state.codec.token_text(token_id), "log_prob": logprob}
             for token_id, logprob in piece.ranked
         ]
 
@@ -254,21 +254,16 @@ class LmiRoutes:
             return json_response({"status": "Unhealthy"}, status=500)
         return json_response({"status": "Healthy"})
 
-    async def predictions(self, request: web.Request) -> web.StreamResponse:
-        """`/invocations` under the model's name."""
-        model = request.match_info["model"]
-        if model != self.state.model_name:
-            raise UnknownModelError(
-                f"model {model!r} is not served here: use {self.state.model_name!r}"
-            )
-        return await self.invocations(request)
-
     async def invocations(self, request: web.Request) -> web.StreamResponse:
         """Generate text, at once or as a stream of JSON lines."""
         state, formatters, streams = self.state, self.replies.formatters, self.replies.streams
         reply_type = LMI_REPLIES.get(self.replies.kind, RollingBatchReply)
         body = formatters.request(fields.load_json_object(await request.read()), state.codec)
         batched = reply_type is BatchedReply and not body.get("stream")
+        sent = body.get("parameters", {}) if reply_type is AsyncReply else None
+        if isinstance(sent, dict) and sent.get("do_sample") is not False:  # as vLLM would draw
+            stated = {name: value for name, value in sent.items() if value is not None}
+            body = body | {"parameters": {"do_sample": True, **state.codec.sampling, **stated}}
         sent = body.get("inputs")
         texts = sent if batched and isinstance(sent, list) and sent else [sent]
         fixed = {} if streams is None else {"stream": streams}

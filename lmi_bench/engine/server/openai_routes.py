@@ -154,7 +154,7 @@ class CompletionReply(OpenAiReply):
         return {"text": text, "logprobs": logprobs}
 
     def _logprobs(self, pieces: list[Piece], number: int) -> dict[str, Any]:
-        tokens = [self._codec.decode([piece.token_id]) for piece in pieces]
+        tokens = [self._codec.token_text(piece.token_id) for piece in pieces]
         offsets = []
         for piece in pieces:
             offsets.append(self._text_offsets[number])
@@ -173,7 +173,7 @@ class CompletionReply(OpenAiReply):
         """Log-probabilities of the chosen and most likely tokens by text; the first of equals."""
         found: dict[str, float | None] = {token: piece.logprob}
         for token_id, logprob in piece.ranked:
-            found.setdefault(self._codec.decode([token_id]), logprob)
+            found.setdefault(self._codec.token_text(token_id), logprob)
         return found
 
 
@@ -225,7 +225,7 @@ class ChatReply(OpenAiReply):
 
     def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
         in_bytes = list(self._codec.token_bytes(token_id))
-        return {"token": self._codec.decode([token_id]), "logprob": logprob, "bytes": in_bytes}
+        return {"token": self._codec.token_text(token_id), "logprob": logprob, "bytes": in_bytes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,13 @@ class SageMakerRoutes:
         finally:
             ENVELOPE.reset(outside)
 
+    async def container(self, request: web.Request) -> web.StreamResponse:
+        """What a container is asked itself, at `/predictions` under the model's name."""
+        served = self.lmi.state.model_name
+        if (model := request.match_info.get("model", served)) != served:
+            raise failures.UnknownModelError(f"model {model!r} is not served here: use {served!r}")
+        return await self._route(await request.read())[1](request)
+
     def _route(self, body: bytes) -> tuple[str, _Handler]:
         """The protocol of a body, and its handler."""
         try:

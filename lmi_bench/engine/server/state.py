@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import Final
 from urllib.parse import quote
 
@@ -41,10 +40,11 @@ class Histogram:
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one value; bounds are inclusive, as in Prometheus."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, *values: float) -> None:
+        """Count values; bounds are inclusive, as in Prometheus."""
+        for value in values:
+            self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += sum(values)
 
     def samples(self, name: str, label: str) -> Iterator[str]:
         """The sample lines: cumulative buckets, sum and count."""
@@ -88,8 +88,8 @@ class RequestTotals:
             start_s, end_s = getattr(generation, start), getattr(generation, end)
             if start_s is not None and end_s is not None:
                 seen[name].observe(end_s - start_s)
-        for earlier, later in pairwise(generation.events):
-            seen["inter_token_latency_seconds"].observe(later.time_s - earlier.time_s)
+        times_s = [event.time_s for event in generation.events]
+        seen["inter_token_latency_seconds"].observe(*map(sub, times_s[1:], times_s))
 
 
 CLIENT: ContextVar[str | None] = ContextVar("client", default=None)

@@ -44,6 +44,8 @@ class CallFinder:
         self._text += text
         content, calls = _divided(self._text, ended=ended)
         more, self._content_chars = content[self._content_chars :], len(content)
+        if content and not calls:  # a text, no bare call: "-" stands for what is read
+            self._text, self._content_chars = "-" + self._text[len(content) :], 1
         added: list[dict[str, Any]] = []
         for index, (name, arguments) in enumerate(calls[: self._most]):
             if index == self.num_found:

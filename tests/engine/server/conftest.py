@@ -80,6 +80,9 @@ class ByteCodec:
     def decode(self, token_ids, *, skip_special_tokens=True):
         return bytes(i for i in token_ids if i or not skip_special_tokens).decode(errors="replace")
 
+    def token_text(self, token_id):
+        return bytes([token_id]).decode(errors="replace")
+
     def token_bytes(self, token_id):
         return bytes([token_id])
 

@@ -35,7 +35,9 @@ UNUSUAL = (
     "  {% if loop.index > 2 %}{% break %}{% endif %}\n"
     "  {% generation %}{{ message | tojson }}{% endgeneration %}\n"
     "{% endfor %}\n"
-    "{{ [1, 2] | tojson(indent=2) }}{{ tools is not none }}{{ documents }}"
+    "{{ [1, 2] | tojson(indent=2) }}{{ messages | tojson(separators=(',', ':')) }}"  # Kimi K2
+    "{{ messages[0] | tojson(ensure_ascii=False) }}{{ messages | tojson(sort_keys=true) }}"  # GLM
+    "{{ tools is not none }}{{ documents }}"
 )
 CHATS = [
     [{"role": "user", "content": " Hi <b>you</b> & 日本 "}],

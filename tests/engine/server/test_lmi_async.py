@@ -1,12 +1,15 @@
 """Replies as djl-serving's async mode gives them since 0.35, faults of counting included."""
 
+import asyncio
 import json
 import urllib.request
 
 import pytest
 
 from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.engine.server.lmi_routes import Replies
+from lmi_bench.engine.server.state import ServerState
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.format import find_format
@@ -69,3 +72,33 @@ def test_our_client_counts_its_tokens_right_all_the_same(url, stream):
     exchange = run_on_sockets(main())
     assert exchange.output_tokens == 4
     assert exchange.input_tokens == (3 if stream else None)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "temperature"),
+    [({}, 0.6), ({"seed": 3}, 0.6), ({"do_sample": False}, 0.0), ({"do_sample": True}, 0.6),
+     ({"temperature": 0.2}, 0.2), ({"temperature": 0}, 0.0), ({"do_sample": None}, 0.6)],
+)  # fmt: skip
+def test_tokens_are_drawn_as_vllm_draws_them(serve_toy, monkeypatch, parameters, temperature):
+    """The model's own settings hold; the rolling batch is greedy unless a field asks to draw."""
+    codec, asked = PlainTokenizer(), []
+    codec.sampling = {"temperature": 0.6}
+    submit = ServerState.submit
+
+    def seen(self, prompt, **options):
+        asked.append(prompt.sampling.temperature)
+        return submit(self, prompt, **options)
+
+    monkeypatch.setattr(ServerState, "submit", seen)
+
+    async def main(kind):
+        options = {"app_options": {"replies": Replies(kind)}, "codec": codec}
+        async with serve_toy(**options) as server:
+            body = {"inputs": "a", "parameters": parameters | {"max_new_tokens": 1}}
+            status, headers, _ = await server.post("/invocations", body)
+            assert (status, "X-Ignored-Parameters" in headers) == (200, False)
+
+    asyncio.run(main("async"))
+    asyncio.run(main("rolling"))
+    drawn = parameters.get("do_sample") or "temperature" in parameters
+    assert asked == [temperature, (parameters.get("temperature", 1.0) if drawn else 0.0)]

@@ -88,7 +88,11 @@ def test_usage_comes_only_when_asked_for_and_on_every_chunk_if_wanted(serve_toy)
         ({"ignore_eos": True}, "abcabcab", "length", None, 10),
         ({"stop": "bc"}, "a", "stop", "bc", 3),
         ({"stop": ["zzz", "c"]}, "ab", "stop", "c", 3),
-        ({"stop_token_ids": [98]}, "ab", "stop", 98, 2),
+        ({"stop_token_ids": [98]}, "a", "stop", 98, 2),
+        (
+            {"stop_token_ids": [98], "include_stop_str_in_output": True},
+            *("ab", "stop", 98, 2),
+        ),
         ({"max_tokens": 2}, "ab", "length", None, 2),
         ({"ignore_eos": True, "stop": "a", "min_tokens": 3}, "abc", "stop", "a", 5),
     ],

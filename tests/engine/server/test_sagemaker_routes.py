@@ -60,3 +60,26 @@ def test_a_body_that_no_route_gets_is_an_error_as_boto3_knows_it(serve_toy):
     assert answer["Error"]["Code"] == "ValidationError"
     assert answer["Error"]["Message"].startswith("the body is too large")
     assert answer["ResponseMetadata"]["HTTPStatusCode"] == 413
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/predictions/toy"])
+def test_a_container_is_asked_in_the_protocol_of_the_body(serve_toy, scripted, path):
+    """djl-serving looks for `prompt`, then `inputs`, then `messages`."""
+    messages = [{"role": "user", "content": "t1 t2"}]
+    bodies = [
+        {"prompt": "t1", "inputs": "t1", "max_tokens": 2},
+        {"inputs": "t1", "messages": messages, "parameters": {"max_new_tokens": 2}},
+        {"messages": messages, "max_tokens": 2},
+    ]
+
+    async def main():
+        async with serve_toy(executor=scripted([11, 12])) as server:
+            elsewhere = await server.post("/predictions/other", bodies[1])
+            return [await server.post(path, body) for body in bodies], elsewhere
+
+    answers, elsewhere = asyncio.run(main())
+    assert [status for status, _, _ in answers] == [200] * 3
+    completion, lmi, chat = (json.loads(body) for _, _, body in answers)
+    assert completion["choices"][0]["text"] == lmi["generated_text"] == " t11 t12"
+    assert chat["choices"][0]["message"]["content"] == " t11 t12"
+    assert elsewhere[0] == 404

@@ -14,6 +14,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.native_backend.executor import NativeExecutor
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+from lmi_bench.models.hf_config import spec_from_hf_config
 from tests.engine.torch_backend.scores import TOKENS, scores
 
 
@@ -172,3 +173,17 @@ def test_tensors_that_no_layer_reads_are_named(make_llama, tmp_path, load):
     told = "1 tensor that no layer reads (model.layers.2.extra.weight)"
     assert loaded.weights_description.endswith(told)
     assert "no layer" not in load(model.folder, settings).weights_description
+
+
+def test_what_gemma_3_leaves_out_is_transformers_default():
+    """The published 4B's text_config: heads, vocabulary and positions are not stated."""
+    stated = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }  # fmt: skip
+    whole = transformers.Gemma3Config(text_config=dict(stated)).to_dict()
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    found = spec_from_hf_config("m", config | {"text_config": stated})
+    assert found == spec_from_hf_config("m", config | {"text_config": whole["text_config"]})
+    assert (found.vocab_size, found.num_heads, found.num_kv_heads) == (262208, 8, 4)
