@@ -222,6 +222,7 @@ def with_all_problems(error: InputError, given: Mapping[str, Any]) -> InputError
 
 
 def _wrong_names(given: Mapping[str, Any]) -> Iterator[str]:
+    from lmi_bench.analysis.model.local_machine import LOCAL_NAME
     from lmi_bench.catalog.instances import find_instance
     from lmi_bench.catalog.models import find_model
 
@@ -230,7 +231,9 @@ def _wrong_names(given: Mapping[str, Any]) -> Iterator[str]:
     checks: list[tuple[Callable[[str], object], str]] = []
     if isinstance(given.get("model"), str):
         checks.append((find_model, given["model"]))
-    checks += [(find_instance, name.strip()) for text in listed for name in text.split(",")]
+    names = [name.strip() for text in listed for name in text.split(",")]
+    if not given.get("prices"):  # whose file may name others
+        checks += [(find_instance, name) for name in names if name != LOCAL_NAME]
     checks += [(parse_slo, text) for text in given.get("slo") or ()]
     for check, text in checks:
         try:

@@ -196,7 +196,7 @@ def cheapest(lines: Sequence[Level]) -> str | None:
     best = min(priced, key=lambda line: line.usd_per_1m_output_tokens or math.inf)
     return (
         f"cheapest at {load_name(best.load.axis, best.load.value)}: {_costs(best)}; the sweep took "
-        f"{number(lines[-1].spent_usd, 2)} USD"
+        f"{number(max(line.spent_usd or 0.0 for line in lines), 2)} USD"
     )
 
 

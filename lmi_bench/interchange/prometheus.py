@@ -5,11 +5,11 @@ Prometheus server also has the rate over time; a `/metrics` page has only sums s
 started.
 """
 
+import http.client
 import json
 import math
 import re
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections import defaultdict
@@ -150,5 +150,5 @@ def _fetch(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:  # noqa: S310, checked above
             return str(reply.read().decode("utf-8"))
-    except (OSError, urllib.error.URLError) as exc:
+    except (OSError, http.client.HTTPException) as exc:
         raise InputError(f"{url} does not answer: {exc}") from exc

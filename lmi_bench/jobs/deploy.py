@@ -1,5 +1,6 @@
 """Writes and checks configurations of other servers; waits until such a server is healthy."""
 
+import http.client
 import json
 import os
 import time
@@ -19,6 +20,7 @@ from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.units import plural
 from lmi_bench.deploy.aws_jobs import FRAMEWORKS, job_files
 from lmi_bench.deploy.bundle import PROPERTIES, Bundle, build_bundle, write_bundle
 from lmi_bench.deploy.checks import check_settings, check_variables, container_of
@@ -141,7 +143,9 @@ def wait_until_healthy(url: str, limit_s: float) -> tuple[float | None, str]:
                 last = f"status {answer.status}"
                 if answer.status == 200:
                     return time.monotonic() - start_s, last
-        except OSError as exc:
+        except http.client.InvalidURL as exc:
+            raise InputError(f"{url!r} is no address: {exc}") from exc
+        except (OSError, http.client.HTTPException) as exc:
             status = getattr(exc, "code", None)  # of an answer that urllib raises
             last = f"status {status}" if status else str(getattr(exc, "reason", exc))
         if time.monotonic() - start_s + _PROBE_EVERY_S > limit_s:
@@ -154,9 +158,10 @@ def sequence_limits(settings: LimitsSettings) -> list[SequenceLimit]:
     shape, instance = find_model(settings.model), find_instance(settings.instance)
     profile = find_profile(settings.profile, settings.kv_tokens)
     dtype, stated = planned_dtype(settings.model, settings.dtype), settings.tensor_parallel
-    degrees = [
-        n for n in (stated and [stated]) or [1, 2, 4, 8, 16] if n <= instance.num_accelerators
-    ]
+    devices = instance.num_accelerators
+    if stated is not None and stated > devices:
+        raise InputError(f"--tp {stated}: {instance.instance_type} has {plural(devices, 'device')}")
+    degrees = [n for n in (stated and [stated]) or [1, 2, 4, 8, 16] if n <= devices]
     longest = int(shape.max_positions * settings.rope_factor)
     lengths = [2**n for n in range(9, longest.bit_length()) if 2**n < longest]
     found = []

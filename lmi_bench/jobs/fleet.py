@@ -190,8 +190,10 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
         trace = read_trace(settings.trace)
         times_s = np.array([each.at_s for each in trace.requests])
         if settings.peak is not None:
-            times_s *= autoscaling.binned(times_s).peak_per_s / settings.peak
-        length_s = float(times_s[-1]) + 1 / trace.rate_per_s
+            is_short = times_s[-1] < autoscaling.BIN_S
+            peak_per_s = trace.rate_per_s if is_short else autoscaling.binned(times_s).peak_per_s
+            times_s *= peak_per_s / settings.peak
+        length_s = float(times_s[-1]) * len(times_s) / (len(times_s) - 1)
         repeats = max(1, int(days.DAY_S // length_s))
         whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
         recorded_s = np.asarray(whole[whole < days.DAY_S])

@@ -300,8 +300,6 @@ def _from_profile(settings: RecommendSettings) -> Basis:
         )
     dtype = planned.first_dtype(settings.axes)
     notes = (default_note(settings.profile), *planned.model_notes(model, dtype))
-    if settings.kv_tokens and (len(settings.instances), len(settings.tensor_parallel)) != (1, 1):
-        raise InputError("--kv-tokens is of one layout: give one --instance and one --tp")
     return Basis(
         find_profile(settings.profile, settings.kv_tokens),
         _machines(settings, None),
@@ -337,6 +335,8 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
         # a server's own name for its model does not imply a format
         dtype = narrow_dtype(model) if measured_model == settings.model else None
         profile, accuracy = from_run.calibrate_on_runs(base, closed, measured_shape, dtype=dtype)
+    if settings.kv_tokens is not None:
+        profile = replace(profile, cache_tokens=settings.kv_tokens)
     lengths = from_run.run_lengths(first)
     of_model = None if settings.model is None else narrow_dtype(settings.model)
     workload = Workload(

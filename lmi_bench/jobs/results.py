@@ -155,7 +155,7 @@ def export(settings: results.ExportSettings) -> list[Path]:
     wanted, run = settings.export_format, settings.run
     if wanted not in EXPORT_FORMATS:
         raise InputError(f"--format {wanted!r} is not known; write {', '.join(EXPORT_FORMATS)}")
-    folder = settings.out or run.with_name(f"{run.resolve().name}-export")
+    folder = settings.out or run.resolve().with_name(f"{run.resolve().name}-export")
     return export_run(load_run(run), wanted, folder)
 
 

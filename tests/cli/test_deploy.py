@@ -180,6 +180,14 @@ def test_a_model_that_cannot_be_served_is_named(lmi_bench, tmp_path, line, messa
 def test_a_container_that_never_becomes_healthy_fails_at_its_deadline(lmi_bench):
     done = lmi_bench("deploy", "probe", "http://127.0.0.1:9", "--timeout", "1", expect=1)
     assert "was not healthy within 1 s" in done.stderr
+    for url in ("http://127.0.0.1:80x0", "ftp://127.0.0.1"):
+        assert "is no address" in lmi_bench("deploy", "probe", url, expect=2).stderr
+
+
+def test_more_devices_than_the_machine_has_are_named(lmi_bench):
+    machine = ("--model", "llama-3.1-8b", "--instance", "ml.g5.xlarge", "--tp", "4")
+    done = lmi_bench("deploy", "limits", *machine, expect=2)
+    assert "--tp 4: ml.g5.xlarge has 1 device" in done.stderr
 
 
 @pytest.mark.parametrize(

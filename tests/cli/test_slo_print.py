@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.jobs.sweep.result import AS_STATED, slo_outcome
+from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, slo_outcome
 from lmi_bench.report.slo_text import slo_headline
 from tests.levels import level_of
 
@@ -56,6 +57,23 @@ def test_a_miss_is_told_from_too_few_requests(levels, said):
     run = run_of(*levels)
     found = slo_headline(run.levels, run.records, SLOS)
     assert f"{found.value}: {found.detail}" == said
+
+
+def test_an_invalid_level_neither_meets_nor_misses_the_slos():
+    """Its requests left late: a server that was given less load may seem fast."""
+    for levels in (((1, 32, 0.1), (16, 48, 0.5)), ((1, 32, 2.0), (16, 48, 3.0))):
+        run = run_of(*levels)
+        lines = [replace(line, valid=False, invalid_reason="client: late") for line in run.levels]
+        late = replace(run, levels=lines)
+        assert slo_outcome(late, SLOS, AS_STATED) == "not measured"
+        options = SloOptions(limits=(parse_slo("ttft_mean<=1s"),))
+        assert slo_outcome(late, [], options) == "not measured"
+        met = slo_outcome(run_of(*levels), SLOS, AS_STATED) == "passed"
+        cut = [replace(lines[0], stopped_by="errors"), *lines[1:]]
+        cut_short = slo_outcome(replace(late, levels=cut), SLOS, AS_STATED)
+        assert cut_short == ("not measured" if met else "missed")
+        first = replace(run, levels=[lines[0], run.levels[1]])
+        assert slo_outcome(first, SLOS, AS_STATED) == ("passed" if met else "not measured")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from lmi_bench.core.run_store import load_run
 from tests.end_to_end.commands import lmi_bench
 from tests.loadgen.aws.runtime_server import runtime_server
@@ -64,3 +66,15 @@ def test_what_does_not_go_together_is_one_line(tmp_path):
     assert "--against needs --out" in lmi_bench(*args, expect=2).stderr
     auto = lmi_bench(*args, "--concurrency", "auto", "--out", tmp_path / "ab", expect=2)
     assert "--against needs listed levels" in auto.stderr
+
+
+@pytest.mark.parametrize(
+    "more",
+    [("--slo", "ttft_p90<=1ms"), ("--goodput", "ttft:1"), ("--max-time", "5m"),
+     ("--max-spend", "1", "--price-per-hour", "1")],
+)  # fmt: skip
+def test_what_would_have_no_effect_is_refused(tmp_path, more):
+    args = ("sweep", *SIM, "--against", "sim:ml.g6.2xlarge", "--concurrency", "2", "--out")
+    refused = lmi_bench(*args, tmp_path / "ab", *more, expect=2)
+    assert "--against finds differences: it takes no --slo" in refused.stderr
+    assert not (tmp_path / "ab").exists()

@@ -98,6 +98,8 @@ def test_goodput_is_a_gate_of_its_own(tmp_path):
 
 def test_a_run_goes_out_as_an_llm_d_report_and_comes_back(runs, tmp_path):
     lmi_bench("export", runs / "wide", "--format", "llm-d", "--out", tmp_path / "reports")
+    lmi_bench("export", ".", "--format", "llm-d", cwd=runs / "wide")
+    assert (runs / "wide-export").is_dir()
     lmi_bench("import", tmp_path / "reports" / "level-0.yaml", "--out", tmp_path / "back")
     lmi_bench("gate", tmp_path / "back", "--slo", "ttft_p90<=1s")
     lmi_bench("report", tmp_path / "back", "--out", tmp_path / "report.html")

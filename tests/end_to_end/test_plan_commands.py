@@ -270,6 +270,7 @@ def test_pools_under_unequal_requests_are_simulated_and_agree_with_the_closed_fo
         ),
         (("--isl", "64", "--osl", "64", "--kv-dtype", "fp3"), "'fp3' is not known"),
         (("--mix", "512-128"), "IN/OUT"),
+        (("--isl", "64", "--osl", "64", "--think-time", "30"), "`recommend --users N"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_line(more, says):
@@ -335,3 +336,11 @@ def test_a_profile_is_not_carried_to_another_version_without_a_warning():
     plan = ("predict", *asked, "--concurrency", "4", "--profile", "vllm-0.12", "--engine-version")
     assert "not for version 0.19" in lmi_bench(*plan, "0.19").stderr
     assert "not for version" not in lmi_bench(*plan, "0.12.0").stderr
+
+
+def test_what_each_line_of_a_table_states_is_not_stated_for_all(tmp_path):
+    path = tmp_path / "cells.csv"
+    path.write_text("model,instance\n")
+    for command in (("calibrate", path, "--tp", "4"), ("validate", path, "--instance", "local")):
+        refused = lmi_bench(*command, expect=2)
+        assert f"{command[2]}: each line of cells.csv states its own" in refused.stderr

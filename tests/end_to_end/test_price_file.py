@@ -27,3 +27,11 @@ def test_the_price_file_of_the_page_plans_machines_of_another_cloud(tmp_path):
     assert best["price_usd_per_hour"] == best["instances"] * prices[best["instance"]]
     assert best["estimated"] is False
     assert "~" not in said
+
+
+def test_a_missing_option_hides_behind_no_machine_of_the_file(tmp_path):
+    (tmp_path / "clouds.csv").write_text("instance\n", encoding="utf-8")
+    model = ("predict", "--model", "qwen3-8b", "--input-tokens", "64", "--output-tokens", "64")
+    for machine in (("local",), ("h200-8", "--prices", "clouds.csv")):
+        done = lmi_bench(*model, "--instance", *machine, cwd=tmp_path, expect=2)
+        assert "not in the catalog" not in done.stderr

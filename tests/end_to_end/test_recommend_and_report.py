@@ -43,6 +43,18 @@ def test_a_sweep_of_the_engine_recommends_this_machine_without_a_price(tmp_path,
     assert "bundled engine" in said.stdout
 
 
+def test_the_cache_that_the_server_stated_holds_beside_a_run_too(tmp_path, run):
+    held = []
+    for tokens in (128, 4096):
+        answer = tmp_path / f"{tokens}.json"
+        layout = ("--instance", "local", "--tp", "1", "--kv-tokens", str(tokens))
+        lmi_bench("recommend", run, *layout, "--json", answer)
+        held.append(json.loads(answer.read_text())["recommended"]["memory"]["sequences_expected"])
+    assert held[0] < held[1]
+    refused = lmi_bench("recommend", run, "--kv-tokens", "128", expect=2)
+    assert "--kv-tokens is of one layout" in refused.stderr
+
+
 def test_the_catalog_is_ranked_by_cost_with_reasons_and_intervals(tmp_path):
     answer = tmp_path / "gpu.json"
     said = lmi_bench(

@@ -99,7 +99,7 @@ def test_a_flag_that_would_decide_nothing_is_refused(flags, said):
         ),
         (
             ("plan-day", "--capacity", "2", "--peak", "0", "--start-up", "460", *PRICED),
-            "a peak above 0",
+            "--peak must be above 0",
         ),
         (
             ("plan-day", "--capacity", "2", "--peak", "9", "--start-up", "460"),

@@ -150,5 +150,7 @@ def test_a_server_of_something_else_is_refused():
         read_metrics("http://host:9090", fetch=lambda _url: "<html>")
     with pytest.raises(InputError, match="has no metrics of vLLM, TGI, SGLang"):
         read_metrics("http://host:9090", fetch=lambda _url: '{"data": {"result": []}}')
+    with pytest.raises(InputError, match="does not answer: nonnumeric port"):
+        read_metrics("http://127.0.0.1:90x0")
     with pytest.raises(InputError, match="write prometheus:http"):
         read_metrics("file:///etc/passwd")

@@ -46,3 +46,12 @@ def test_a_trace_is_repeated_over_the_day(tmp_path):
     assert planned.load.peak_per_s == pytest.approx(1 / 60)
     with pytest.raises(InputError, match="leave --load and --shape out"):
         day(trace=path, shape="flat")
+
+
+def test_the_peak_of_a_record_shorter_than_its_window_is_its_rate(tmp_path):
+    """600 requests in a minute, played as they came: 10 req/s, all day long."""
+    rows = [f"2023-11-16 18:00:{at / 10:09.6f},374,44" for at in range(600)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    assert day(trace=path, peak=10.0).load.peak_per_s == pytest.approx(10, rel=0.01)
+    assert day(trace=path, peak=2.0).load.peak_per_s == pytest.approx(2, rel=0.01)

@@ -103,9 +103,9 @@ def test_a_server_keeps_the_limits_of_its_environment():
 
         assert generate(10, 5)[0] == 200
         status, text = generate(31, 2)
-        assert (status, "31 input tokens" in text) == (400, True)
+        assert (status, "must have less than 30 tokens. Given: 31" in text) == (422, True)
         status, text = generate(20, 21)
-        assert (status, "maximum context length is 40" in text) == (400, True)
+        assert (status, "must be <= 40. Given: 20 `inputs` tokens" in text) == (422, True)
     assert "MAX_INPUT_LENGTH=30 from the environment" in notes[0]
 
 

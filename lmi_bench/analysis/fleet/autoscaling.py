@@ -24,7 +24,7 @@ from lmi_bench.engine.router import Router
 
 Metric = Literal["rate", "outstanding"]
 """Load of a machine: requests each second, or requests not yet answered."""
-_GRID_S, _BIN_S = 10.0, 300.0
+_GRID_S, BIN_S = 10.0, 300.0
 _CONVERSATIONS = 1000
 _PROMPT_TOKENS = 64  # of a conversation, enough for a prefix-affine router to know it by
 
@@ -311,6 +311,6 @@ def day_arrivals_s(curve: LoadCurve, seed: int = 0) -> NDArray[np.float64]:
 
 def binned(times_s: NDArray[np.float64]) -> LoadCurve:
     """The curve of recorded times within a day, by five minutes."""
-    edges_s = np.arange(0.0, min(DAY_S, float(times_s[-1])) + _BIN_S, _BIN_S)
+    edges_s = np.arange(0.0, min(DAY_S, float(times_s[-1])) + BIN_S, BIN_S)
     counts, _ = np.histogram(times_s, edges_s)
-    return LoadCurve(tuple((edges_s[:-1] + _BIN_S / 2).tolist()), tuple((counts / _BIN_S).tolist()))
+    return LoadCurve(tuple((edges_s[:-1] + BIN_S / 2).tolist()), tuple((counts / BIN_S).tolist()))

@@ -84,9 +84,11 @@ def goodput(
 def check_slo(line: Level, slo: Slo) -> SloResult:
     """Whether a level's line meets an SLO.
 
-    `unsupported`, neither pass nor fail, where the level has too few requests for the quantile,
-    unless even the fastest request exceeds the limit.
+    `unsupported`, neither pass nor fail, where the level is invalid, or has too few requests for
+    the quantile, unless even the fastest request exceeds the limit.
     """
+    if not line.valid:
+        return SloResult(slo, "unsupported", None, f"the level is invalid: {line.invalid_reason}")
     statistics = line.of(slo.metric)
     value = statistics.value(slo.statistic)
     if value is not None:

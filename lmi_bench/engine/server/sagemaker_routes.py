@@ -209,7 +209,13 @@ class SageMakerRoutes:
         served = self.lmi.state.model_name
         if (model := request.match_info.get("model", served)) != served:
             raise failures.UnknownModelError(f"model {model!r} is not served here: use {served!r}")
-        return await self._route(await request.read())[1](request)
+        protocol, handler = self._route(await request.read())
+        try:
+            return await handler(request)
+        except failures.FAILURES as exc:
+            drop_frames(exc)
+            status, error = failures.failure(protocol, exc, served)
+            return failures.json_response(error, status=status)
 
     def _route(self, body: bytes) -> tuple[str, _Handler]:
         """The protocol of a body, and its handler."""

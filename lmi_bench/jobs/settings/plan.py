@@ -1,5 +1,6 @@
 """Settings of predict, explain, calibrate, validate, verify, plan-day and compare-accelerators."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -97,6 +98,11 @@ class PredictSettings(Settings):
                 "--turns needs --rate, the conversations that start each second; for users that "
                 "talk one conversation after the other use `sweep --target sim:INSTANCE --turns`"
             )
+        if self.think_time is not None and self.turns is None:
+            raise InputError(
+                "--think-time is between the --turns of a conversation; users who pause between "
+                "requests are planned by `recommend --users N --think-time S`"
+            )
         if self.is_simulated:
             if self.prefix_hit:
                 raise InputError(
@@ -131,6 +137,13 @@ class PredictSettings(Settings):
         drawn = self.mix or self.input_lengths or self.output_lengths or self.trace
         alike = self.shared_prefix or self.documents or self.turns or self.host_cache.values
         return bool(drawn or alike or self.router)
+
+
+def _of_tables(sources: Sequence[Path], **given: object) -> None:
+    """Raises InputError for what each line of a table states itself."""
+    stated = [f"--{name}" for name, value in given.items() if value is not None]
+    if stated and sources and all(source.suffix == ".csv" for source in sources):
+        raise InputError(f"{', '.join(stated)}: each line of {sources[0].name} states its own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +196,8 @@ class CalibrateSettings(Settings):
                     "--instance ml.g5.2xlarge, or --instance local for this one"
                 )
             return
+        given = {"model": self.model, "instance": self.instance, "dtype": self.dtype}
+        _of_tables(self.sources, **given, tp=self.tensor_parallel)
         for flag in ("run_dir", "keep", "engine", "header"):
             if getattr(self, flag):
                 raise InputError(f"{flag_of(flag)} is of a capture: add --on URL")
@@ -228,6 +243,7 @@ class ValidateSettings(Settings):
                 "name a table or sweeps to judge; without one, the shipped profiles are judged "
                 "unchanged and only --json applies"
             )
+        _of_tables(self.sources, instance=self.instance, dtype=self.dtype)
         if sum(way is not None for way in ways) > 1:
             raise InputError("give one of --calibrate-cells, --calibrate-on and --profile")
 
@@ -280,7 +296,7 @@ class DaySettings(Settings):
     recommendation: Path | None = option(planning.RECOMMENDATION)
     load: Path | None = option(metavar="FILE.csv")
     shape: str | None = option(default="office")
-    peak: float | None = option(default="the file's, or REC's rate")
+    peak: float | None = option(default="the file's, or REC's rate", must="above 0")
     least_share: float = option(value=0.2)
     start_up: str | None = option(default="estimated for REC")
     capacity: float | None = option(default="REC's lower bound")

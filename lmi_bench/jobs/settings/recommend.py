@@ -133,6 +133,8 @@ class RecommendSettings(Settings):
     seed: int = option(planning.SEED, value=0)
 
     def _check(self) -> None:
+        if self.kv_tokens and (len(self.instances), len(self.tensor_parallel)) != (1, 1):
+            raise InputError("--kv-tokens is of one layout: give one --instance and one --tp")
         if self.prefix_hit and (self.describes_prompts or self.workload is not None):
             raise InputError("--prefix-hit states what would be simulated: leave one of them out")
         if self.portfolio is None:

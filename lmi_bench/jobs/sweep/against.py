@@ -63,6 +63,12 @@ def sweep_against(settings: SweepSettings, listener: Listener = SILENT) -> Conte
     if out is None or stated.matrix is not None or options.live is not None or options.startup:
         raise InputError("--against needs --out, and no --matrix, --live or --measure-startup")
     scenario = read_scenario(stated.scenario, settings.overrides())
+    limited = options.max_time or options.budget.max_usd or options.slo.limits
+    if scenario.slo or limited:
+        raise InputError(
+            "--against finds differences: it takes no --slo and --goodput, and has its own end in "
+            "place of --max-time and --max-spend"
+        )
     if scenario.load.is_adaptive or scenario.load.repeat > 1:
         raise InputError("--against needs listed levels, and states the repeats itself")
     kind = "open" if scenario.load.rate_per_s else "closed"

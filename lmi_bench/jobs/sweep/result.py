@@ -107,21 +107,23 @@ def slo_outcome(run: Run, slos: Sequence[Slo], options: SloOptions) -> Outcome |
     """Whether a level meets the SLOs; without SLOs, the limits in 90 % of its requests.
 
     Latency rises with load, so they are missed if the lowest load misses them. If that has too few
-    requests to tell, nothing is known. None without SLOs and limits.
+    requests to tell, or is invalid, nothing is known. None without SLOs and limits.
     """
     if not slos:
         if not options.limits:
             return None
+        if not any(line.valid for line in run.levels):
+            return "not measured"
         return "missed" if best_good_share(run, options.limits) < GOOD_SHARE else "passed"
     levels = list(zip(run.levels, run.records, strict=True))
     met = [slo_verdicts(line, records, slos, options.failures) for line, records in levels]
-    if any(map(all, met)):
+    if any(line.valid and all(verdicts) for line, verdicts in zip(run.levels, met, strict=True)):
         return "passed"
     lowest = min((line.load.value for line in run.levels), default=0.0)
     misses = (
-        False in verdicts
-        or line.stopped_by in MISSED_BY
-        or (line.search is not None and line.search.sure)
+        (line.valid and False in verdicts)
+        or (line.stopped_by in MISSED_BY and not all(verdicts))
+        or (line.valid and line.search is not None and line.search.sure)
         for line, verdicts in zip(run.levels, met, strict=True)
         if line.load.value == lowest
     )
@@ -129,11 +131,12 @@ def slo_outcome(run: Run, slos: Sequence[Slo], options: SloOptions) -> Outcome |
 
 
 def best_good_share(run: Run, limits: Sequence[Slo]) -> float:
-    """The largest share of good requests of any level, 0 to 1."""
+    """The largest share of good requests of any valid level, 0 to 1."""
     return max(
         (
             goodput(records, limits, open_loop=line.load.is_open).share or 0.0
             for line, records in zip(run.levels, run.records, strict=True)
+            if line.valid
         ),
         default=0.0,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lmi_bench.analysis.results.slo_results import check_slo, goodput
@@ -69,7 +71,10 @@ def test_nothing_sent_has_no_share():
     ],
 )  # fmt: skip
 def test_a_level_passes_fails_or_cannot_say(statistics, verdict, slack):
-    result = check_slo(level_of(ttft_ms=statistics), parse_slo("ttft_p90<=1s"))
+    line = level_of(ttft_ms=statistics)
+    result = check_slo(line, parse_slo("ttft_p90<=1s"))
+    late = replace(line, valid=False, invalid_reason="client: requests left late")
+    assert check_slo(late, parse_slo("ttft_p90<=1s")).verdict == "unsupported"
     assert result.verdict == verdict
     assert result.slack_ms == (None if slack is None else pytest.approx(slack))
     if verdict == "unsupported":
