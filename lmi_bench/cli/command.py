@@ -179,7 +179,11 @@ class Command(TyperCommand):
             value = ctx.params.get(param.name or "")
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(f"{param.opts[0]} {value}: give a finite number")
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise
 
     def _renamed(self, arg: str) -> str:
         name, equals, value = arg.partition("=")

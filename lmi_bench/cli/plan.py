@@ -121,9 +121,12 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
 
     found = run_job(run, settings)
     say(*(f"in the recommendation {text}" for text in found.caveats))
+    if found.sweep.interrupted:
+        note(f"interrupted: {found.sweep.folder} is not whole; start again with another --out")
+        raise typer.Exit(EXIT_INTERRUPTED)
     print_sweep(found.sweep)
-    if found.sweep.interrupted or found.sweep.failed:
-        raise typer.Exit(EXIT_INTERRUPTED if found.sweep.interrupted else EXIT_FAILED)
+    if found.sweep.failed:
+        raise typer.Exit(EXIT_FAILED)
     warn(*found.warnings)
     print_verification(found)
     write_json(json_file, found.to_json(), "verification")

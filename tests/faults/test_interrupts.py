@@ -125,7 +125,8 @@ def test_ctrl_c_ends_a_compilation_at_once(tmp_path, ranks):
     """It takes half a minute in a thread, or in processes, that do not hear a Ctrl-C."""
     steps = tmp_path / "steps"
     args = ("compile", "demo-15m", "--tp", ranks, "--shapes", "1x512", "--out", steps)
-    interrupted(args, lambda: any(steps.glob(".compiling-*")))
+    said = interrupted(args, lambda: any(steps.glob(".compiling-*")))
+    assert "interrupted" in said.splitlines()
     assert not (steps / "manifest.json").exists()
     assert ranks == 2 or not any(steps.glob(".compiling-*"))
 
