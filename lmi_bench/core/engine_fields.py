@@ -86,14 +86,9 @@ class ModelFields(Fields):
     backend: Literal["auto", "native", "torch", "triton"] = option(value="auto")
     device: Literal["cpu", "cuda"] | None = option(default="cpu")
     enforce_eager: bool = option(
-        "--graphs",
-        old_names=("--enforce-eager=off", "--cuda-graphs=on"),
-        value=False,
-        default="on",
-        metavar="on|off",
-        kind=str,
-        read=_eager,
-    )
+        "--graphs", old_names=("--enforce-eager=off", "--cuda-graphs=on"), value=False,
+        default="on", metavar="on|off", kind=str, read=_eager,
+    )  # fmt: skip
     dtype: WeightDtype | None = option(default="bfloat16; simulated: the published weights'")
     kv_dtype: Literal["float32", "bfloat16", "float16", "float8"] | None = option(
         default="as the weights"

@@ -80,16 +80,11 @@ class RequestRecord:
         """The record of an answered request."""
         counted = exchange.input_tokens
         return cls(
-            request_id=request.request_id,
-            due_s=due_s,
-            exchange=exchange,
+            request_id=request.request_id, due_s=due_s, exchange=exchange,
             input_tokens=request.input_tokens if counted is None else counted,
-            output_tokens=exchange.output_tokens or 0,
-            session=request.session,
-            turn=request.turn,
-            of_turns=request.of_turns,
-            asked_tokens=request.output_tokens,
-        )
+            output_tokens=exchange.output_tokens or 0, session=request.session, turn=request.turn,
+            of_turns=request.of_turns, asked_tokens=request.output_tokens,
+        )  # fmt: skip
 
     @classmethod
     def failed(

@@ -286,16 +286,10 @@ def plan_from_layout(
             f"{shape.max_positions:,} tokens: --max-model-len states another limit",
         )
     return DeploymentPlan(
-        setup,
-        found,
-        instances=stated.machines or 1,
-        copies=stated.replicas or instance.num_accelerators // setup.tensor_parallel,
-        limits=limits,
-        basis=stated.added_to(limits.basis),
-        draft=draft,
-        image=image,
-        warnings=warnings,
-    )
+        setup, found, instances=stated.machines or 1,
+        copies=stated.replicas or instance.num_accelerators // setup.tensor_parallel, limits=limits,
+        basis=stated.added_to(limits.basis), draft=draft, image=image, warnings=warnings,
+    )  # fmt: skip
 
 
 def _smallest(

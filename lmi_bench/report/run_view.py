@@ -56,22 +56,17 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     stated = scenario.to_json()
     as_yaml = yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return RunView(
-        anchor=anchor,
-        requests=sum(map(len, run.records or [])),
-        subtitle=_subtitle(run.manifest),
+        anchor=anchor, requests=sum(map(len, run.records or [])), subtitle=_subtitle(run.manifest),
         headlines=tuple(each for each in headlines if each is not None),
         levels=levels.levels_table(axis, lines, marked, between),
-        details=levels.statistics_tables(axis, lines),
-        knees=levels.knees_table(axis, knees),
+        details=levels.statistics_tables(axis, lines), knees=levels.knees_table(axis, knees),
         slos=levels.slo_table(axis, lines, kept, scenario.slo, run.manifest.goodput or ()),
         generator=levels.generator_table(axis, lines),
         more=tuple(table for table in more if table is not None),
-        warnings=tuple(check_levels(lines)),
-        environment=_environment(run.manifest),
-        scenario_yaml=as_yaml if stated else "",
-        curve=_curve(run, label, curve, knees, sure),
+        warnings=tuple(check_levels(lines)), environment=_environment(run.manifest),
+        scenario_yaml=as_yaml if stated else "", curve=_curve(run, label, curve, knees, sure),
         explored=levels_data(run, label),
-    )
+    )  # fmt: skip
 
 
 def run_headline(run: RunView) -> Headline:

@@ -120,19 +120,13 @@ def open_torch_engine(
     if settings.follow_memory:
         budget = loading.memory_budget(settings, (loaded, draft), listener.note)
     return engine_parts.EngineParts(
-        executors=executors,
-        config=config,
-        shape=shape,
-        tokenizer=Tokenizer.from_folder(plan.folder),
-        tensor_parallel=plan.degree,
-        router=settings.router,
-        back_end_note=plan.back_end.note,
-        facts=_facts(plan, loaded, config),
-        notes=_notes(plan, loaded, draft, config),
+        executors=executors, config=config, shape=shape,
+        tokenizer=Tokenizer.from_folder(plan.folder), tensor_parallel=plan.degree,
+        router=settings.router, back_end_note=plan.back_end.note,
+        facts=_facts(plan, loaded, config), notes=_notes(plan, loaded, draft, config),
         drafter=drafting.drafter_for(settings, shape, None if draft is None else draft.model_shape),
-        first_replica=loaded,
-        memory_budget=budget,
-    )
+        first_replica=loaded, memory_budget=budget,
+    )  # fmt: skip
 
 
 def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.LoadPlan:

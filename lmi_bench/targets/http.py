@@ -248,17 +248,12 @@ def endpoint_bench(
             return await main(target if client.retries is None else RetryingTarget(target))
 
     return Bench(
-        scenario=scenario,
-        title=title,
-        facts=facts | {"receiver": receive.note},
+        scenario=scenario, title=title, facts=facts | {"receiver": receive.note},
         prompts=lambda salt: make_prompts(scenario, text, tokenizer, salt),
-        run=lambda main: run_on_sockets(run_in(main)),
-        knee_facts=lambda _levels: KneeFacts(),
+        run=lambda main: run_on_sockets(run_in(main)), knee_facts=lambda _levels: KneeFacts(),
         notes=(*notes, *idle_in_engine(kind_of(scenario.target), scenario.engine)),
-        spacing_s=SPACING_S,
-        salted=not scenario.workload.reuse_prompts,
-        **more,
-    )
+        spacing_s=SPACING_S, salted=not scenario.workload.reuse_prompts, **more,
+    )  # fmt: skip
 
 
 def _first_tokenizer(names: Sequence[str | None]) -> Tokenizer | None:

@@ -145,16 +145,10 @@ def simulated_forecast(
         run = simulate_pools(spec, request, first, own, transfer_s, seed=seed, overhead_s=outside)
     else:
         run = simulate_level(
-            spec,
-            request,
-            replace(own.config, prefix_caching=prefix_caching),
-            own.step_time,
-            seed=seed,
-            replicas=own.workers,
-            router=router,
-            speculation=own.speculation,
+            spec, request, replace(own.config, prefix_caching=prefix_caching), own.step_time,
+            seed=seed, replicas=own.workers, router=router, speculation=own.speculation,
             overhead_s=outside,
-        )
+        )  # fmt: skip
     level = summarise_level(run)
     planned = map(request, range(spec.num_requests or level.sent))
     lengths = [(each.input_tokens, each.output_tokens) for each in planned]
@@ -163,13 +157,9 @@ def simulated_forecast(
     offered = (spec.rate_per_s or 0.0) * fmean(output for _, output in lengths)
     values = {key: _value(level, key) for key in _SIMULATED_METRICS}
     return Forecast(
-        spec.load,
-        figures=_figures(sure, values, offered),
-        uncertainty=sure,
-        requests=level.sent,
-        errors=level.failed,
-        prefix_hit=hit,
-    )
+        spec.load, figures=_figures(sure, values, offered), uncertainty=sure, requests=level.sent,
+        errors=level.failed, prefix_hit=hit,
+    )  # fmt: skip
 
 
 def pool_of(

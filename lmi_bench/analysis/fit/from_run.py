@@ -181,16 +181,11 @@ def cell_of_summary(source: Path, line: Level, setup: Setup) -> MeasuredLevel:
 
 def _cell(setup: Setup, line: Level, input_tokens: int, output_tokens: int) -> MeasuredLevel:
     return MeasuredLevel(
-        setup,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        load=line.load,
-        num_requests=line.sent,
-        throughput_tokens_per_s=line.throughput_tokens_per_s,
-        ttft_mean_s=_mean_s(line, "ttft"),
-        tpot_mean_s=_mean_s(line, "tpot"),
+        setup, input_tokens=input_tokens, output_tokens=output_tokens, load=line.load,
+        num_requests=line.sent, throughput_tokens_per_s=line.throughput_tokens_per_s,
+        ttft_mean_s=_mean_s(line, "ttft"), tpot_mean_s=_mean_s(line, "tpot"),
         start_left_out=bool(line.start_requests),
-    )
+    )  # fmt: skip
 
 
 def _mean_s(line: Level, metric: str) -> float | None:

@@ -156,15 +156,10 @@ def _closed_loops(
 ) -> list[_Answers]:
     """The requests of each copy with its share of the users."""
     limits = CopyLimits(
-        cell.input_tokens,
-        cell.output_tokens,
-        slots,
-        profile.max_prefill_tokens,
-        profile.chunked_prefill,
-        cell.cached_tokens,
-        0 if profile.chunked_prefill else profile.max_waiting_tokens,
-        profile.waiting_served_ratio,
-    )
+        cell.input_tokens, cell.output_tokens, slots, profile.max_prefill_tokens,
+        profile.chunked_prefill, cell.cached_tokens,
+        0 if profile.chunked_prefill else profile.max_waiting_tokens, profile.waiting_served_ratio,
+    )  # fmt: skip
     overhead_s = profile.parameters.request_overhead_s
     parts = []
     each, more = divmod(cell.concurrency, cell.replicas)

@@ -78,15 +78,10 @@ class Layout:
     def setup(self, workload: Workload) -> Setup:
         """One copy. workload: as this layout's setting serves it."""
         return Setup(
-            workload.shape,
-            self.instance,
-            self.tensor_parallel,
-            workload.dtype,
-            workload.kv_dtype,
-            workload.speculation,
-            self.setting.parallelism(self.instance, self.tensor_parallel),
+            workload.shape, self.instance, self.tensor_parallel, workload.dtype, workload.kv_dtype,
+            workload.speculation, self.setting.parallelism(self.instance, self.tensor_parallel),
             max(1, self.copies),
-        )
+        )  # fmt: skip
 
     def rejected(self, reason: str) -> Rejection:
         """This layout as one that is out."""

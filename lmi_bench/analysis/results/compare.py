@@ -344,16 +344,9 @@ def _judge(blank: Difference, points: Sequence[float], drawn: Sequence[FloatArra
         verdict = "faster" if better else "slower"
     noise = float(np.std(np.log(kept[kept > 0])))
     return replace(
-        blank,
-        a=a,
-        b=b,
-        change=b / a - 1,
-        low=low,
-        high=high,
-        verdict=verdict,
-        noise=noise,
+        blank, a=a, b=b, change=b / a - 1, low=low, high=high, verdict=verdict, noise=noise,
         p_value=_chance(b / a, noise),
-    )
+    )  # fmt: skip
 
 
 def _chance(ratio: float, noise: float) -> float:

@@ -300,16 +300,11 @@ def slo_answer(search: SloSearch, levels: Lines, *, seed: int = 0) -> SloAnswer:
         ends = [None if load is None else whole(load) for load in ends]
     at = found.high or found.low
     return SloAnswer(
-        slo=[str(slo) for slo in search.slos],
-        load=search.axis,
-        value=ends[0],
-        low=low,
-        high=high,
-        first_breach=ends[1],
-        binding=None if at is None else at.judgement.binding,
+        slo=[str(slo) for slo in search.slos], load=search.axis, value=ends[0], low=low, high=high,
+        first_breach=ends[1], binding=None if at is None else at.judgement.binding,
         boundary=_boundary(found),
         endpoint_seconds=math.fsum(line.wall_s or 0.0 for line in levels),
-    )
+    )  # fmt: skip
 
 
 def _boundary(found: Bracket) -> str | None:

@@ -260,16 +260,11 @@ class NativeForward:
             sampled.extend(range(end - rows.sampled, end))
         ids, blocks, wanted = array("i", token_ids), array("i", tables), array("i", sampled)
         step = binding.Step(
-            rows=len(ids),
-            sequences=len(sequences),
-            sampled=len(wanted),
-            token_ids=ids.buffer_info()[0],
-            sequence=spans.buffer_info()[0],
-            tables=blocks.buffer_info()[0],
-            sampled_rows=wanted.buffer_info()[0],
-            logits=logits,
+            rows=len(ids), sequences=len(sequences), sampled=len(wanted),
+            token_ids=ids.buffer_info()[0], sequence=spans.buffer_info()[0],
+            tables=blocks.buffer_info()[0], sampled_rows=wanted.buffer_info()[0], logits=logits,
             likeliest=likeliest,
-        )
+        )  # fmt: skip
         if not self._library.step(self._handle, step):
             raise EngineError(f"a step of {len(ids):,} rows does not fit in memory")
 

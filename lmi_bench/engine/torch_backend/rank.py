@@ -206,15 +206,9 @@ class RankWorker:
         if place.type == "cuda":  # this thread's device, for kernels and captures
             torch.cuda.set_device(place)
         self._model = model = build_model(
-            source.folder,
-            source.spec,
-            precision,
-            place,
-            self.report,
-            collectives=self.collectives,
-            plan=plan,
-            strategy=settings.group_query_attention,
-        )
+            source.folder, source.spec, precision, place, self.report, collectives=self.collectives,
+            plan=plan, strategy=settings.group_query_attention,
+        )  # fmt: skip
         dtype = settings.cache_dtype(precision.stored)
         self._layout = layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
         free_bytes = free_memory_bytes(place)

@@ -53,19 +53,9 @@ class StackedExperts:
             tile = _TILES[few]
             grid = (count, triton.cdiv(outputs, tile["BLOCK_OUT"]))
             expert_kernels.expert_product_kernel[grid](
-                x,
-                weight,
-                factors,
-                listed,
-                counts,
-                out,
-                pairs,
-                outputs,
-                inputs,
-                PAIRS_A_ROW=per_row if gated else 1,
-                GATED=gated,
-                **tile,
-            )
+                x, weight, factors, listed, counts, out, pairs, outputs, inputs,
+                PAIRS_A_ROW=per_row if gated else 1, GATED=gated, **tile,
+            )  # fmt: skip
             return out
 
         inner = x.new_empty(pairs, self._inner.shape[1] // 2)

@@ -26,15 +26,9 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     rows, features = x.shape
     normed = torch.empty_like(x)
     kernels.add_rms_norm_kernel[(rows,)](
-        x,
-        x if delta is None else delta,
-        weight,
-        normed,
-        features,
-        eps,
-        HAS_DELTA=delta is not None,
-        BLOCK=_next_power(features),
-    )
+        x, x if delta is None else delta, weight, normed, features, eps,
+        HAS_DELTA=delta is not None, BLOCK=_next_power(features),
+    )  # fmt: skip
     return normed
 
 
@@ -60,19 +54,9 @@ def turn_and_store(
     turned = qkv.new_empty(rows, num_heads + kv_heads, head_dim)
     weight, eps = norm or (qkv, 0.0)
     kernels.turn_and_store_kernel[(rows, num_heads + 2 * kv_heads)](
-        qkv,
-        weight,
-        *turn,
-        slots,
-        turned,
-        *pages,
-        eps,
-        HEADS=num_heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        HAS_NORM=norm is not None,
-        BLOCK=_next_power(head_dim),
-    )
+        qkv, weight, *turn, slots, turned, *pages, eps, HEADS=num_heads, KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim, HAS_NORM=norm is not None, BLOCK=_next_power(head_dim),
+    )  # fmt: skip
     return turned
 
 
@@ -110,24 +94,10 @@ def paged_attention(
     dim_block = max(_LEAST_DOT, _next_power(head_dim))
     sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": head_dim}
     kernels.paged_attention_kernel[(rows, kv_heads, splits)](
-        q,
-        *pages,
-        block_tables,
-        positions,
-        sums,
-        tops,
-        weights,
-        q.stride(0),
-        block_tables.shape[1],
-        window or 0,
-        head_dim**-0.5,
-        **sizes,
-        PAGE=page,
-        TILE=min(page, _TILE),
-        GROUP_BLOCK=max(_LEAST_DOT, _next_power(group)),
-        DIM_BLOCK=dim_block,
-        SPLITS=splits,
-    )
+        q, *pages, block_tables, positions, sums, tops, weights, q.stride(0), block_tables.shape[1],
+        window or 0, head_dim**-0.5, **sizes, PAGE=page, TILE=min(page, _TILE),
+        GROUP_BLOCK=max(_LEAST_DOT, _next_power(group)), DIM_BLOCK=dim_block, SPLITS=splits,
+    )  # fmt: skip
     out = q.new_empty(q.shape)
     kernels.join_splits_kernel[(rows, heads)](
         sums, tops, weights, out, **sizes, DIM_BLOCK=dim_block, SPLITS=splits

@@ -223,22 +223,14 @@ def decode_answer(
 
     def exchange() -> Exchange:
         return Exchange(
-            sent_s=received.sent_ns / NS_PER_S,
-            token_times_s=tuple(collector.times_s),
-            token_counts=tuple(collector.counts),
-            text="".join(collector.texts),
-            ended_s=ended_s,
-            connect_s=received.connect_s,
-            tls_s=received.tls_s,
+            sent_s=received.sent_ns / NS_PER_S, token_times_s=tuple(collector.times_s),
+            token_counts=tuple(collector.counts), text="".join(collector.texts), ended_s=ended_s,
+            connect_s=received.connect_s, tls_s=received.tls_s,
             ttft_bound_s=sending_s + collector.late_s[0] if collector.late_s else None,
-            first_answer_s=collector.first_answer_s,
-            reasoning_tokens=collector.reasoning_tokens,
-            streamed=collector.streamed,
-            held_s=received.held_s,
-            thought_chars=collector.thought_chars,
-            adapter=received.adapter,
-            **collector.stated,
-        )
+            first_answer_s=collector.first_answer_s, reasoning_tokens=collector.reasoning_tokens,
+            streamed=collector.streamed, held_s=received.held_s,
+            thought_chars=collector.thought_chars, adapter=received.adapter, **collector.stated,
+        )  # fmt: skip
 
     try:
         bodies = [response.feed(read[2]) for read in reads]

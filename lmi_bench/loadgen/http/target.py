@@ -237,16 +237,9 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         def response() -> Received:
             tls_s = None if connect_s is None else connection.tls_s
             return Received(
-                connection.reads,
-                connection.status,
-                connection.num_bytes,
-                sent_ns,
-                connection.sent_by_ns,
-                connect_s,
-                tls_s,
-                held_s,
-                request.adapter,
-            )
+                connection.reads, connection.status, connection.num_bytes, sent_ns,
+                connection.sent_by_ns, connect_s, tls_s, held_s, request.adapter,
+            )  # fmt: skip
 
         deadline = self._watch_first_token(connection, response)
         try:
@@ -344,15 +337,10 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
     ) -> Exchange:
         signals, forwarder = signals or self._signals, self.endpoint.forwarder
         exchange = decode_answer(
-            self.wire_format,
-            response,
-            kernel_time=self._kernel_time,
-            signals=signals,
-            clock_bound_ns=self._clock.error_bound_ns,
-            stream=self.stream,
-            whole=whole,
+            self.wire_format, response, kernel_time=self._kernel_time, signals=signals,
+            clock_bound_ns=self._clock.error_bound_ns, stream=self.stream, whole=whole,
             proxy=None if forwarder is None else forwarder.name,
-        )
+        )  # fmt: skip
         source = "chunks" if exchange.output_tokens is None else "server"
         if source == "chunks" and self.count_tokens is not None and exchange.text:
             source = "tokenizer"

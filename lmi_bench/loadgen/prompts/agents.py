@@ -129,15 +129,10 @@ class AgentSessions:
         recorded = self.sessions(session)
         each = recorded[turn]
         planned = PlannedRequest(
-            number,
-            0.0,
-            each.input_tokens,
-            output_tokens or each.output_tokens,
-            ignore_eos=self.ignore_eos,
-            session=None if number < 0 else session,
-            turn=turn,
+            number, 0.0, each.input_tokens, output_tokens or each.output_tokens,
+            ignore_eos=self.ignore_eos, session=None if number < 0 else session, turn=turn,
             of_turns=len(recorded) - self._first(level, session),
-        )
+        )  # fmt: skip
         everywhere = f"{self.seed}/{self.salt}"
         own = f"{everywhere}/{texts.level_place(level)}/{session}"
         if self.recorded:  # what sessions share is new in each play of all of them

@@ -81,16 +81,11 @@ class InProcessTarget:
 def _exchange(request: PlannedRequest, generation: Generation, sent_s: float) -> Exchange:
     events = [event for event in generation.events if event.token_ids]
     return Exchange(
-        sent_s=sent_s,
-        token_times_s=tuple(event.time_s for event in events),
+        sent_s=sent_s, token_times_s=tuple(event.time_s for event in events),
         token_counts=tuple(len(event.token_ids) for event in events),
-        finish_reason=generation.finish_reason,
-        input_tokens=request.input_tokens,
-        output_tokens=sum(len(event.token_ids) for event in events),
-        ended_s=generation.finished_s,
-        queue_s=generation.queue_s,
-        prefill_s=generation.prefill_s,
-        decode_s=generation.decode_s,
+        finish_reason=generation.finish_reason, input_tokens=request.input_tokens,
+        output_tokens=sum(len(event.token_ids) for event in events), ended_s=generation.finished_s,
+        queue_s=generation.queue_s, prefill_s=generation.prefill_s, decode_s=generation.decode_s,
         replica=generation.replica,
         token_ids=tuple(token_id for event in events for token_id in event.token_ids),
-    )
+    )  # fmt: skip

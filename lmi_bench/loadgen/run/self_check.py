@@ -216,16 +216,11 @@ def check_level(
         dispatch_delay_p50_s=_quantile(delays_s, 0.5),
         dispatch_delay_p99_s=_quantile(delays_s, 0.99),
         dispatch_delay_max_s=max(delays_s, default=0.0),
-        loop_lag_p99_s=_quantile(watch.lags_s, 0.99),
-        cpu_share=watch.cpu_share,
-        timestamps=signals.timestamps,
-        receiver=signals.receiver,
+        loop_lag_p99_s=_quantile(watch.lags_s, 0.99), cpu_share=watch.cpu_share,
+        timestamps=signals.timestamps, receiver=signals.receiver,
         token_counts=", ".join(name for name, n in signals.counted_by.most_common() if n),
-        asked_load=asked,
-        achieved_load=achieved,
-        workers=workers,
-        **_receive_facts(ttft, signals),
-    )
+        asked_load=asked, achieved_load=achieved, workers=workers, **_receive_facts(ttft, signals),
+    )  # fmt: skip
     hidden = round((check.unsure_first_share or 0.0) * sum(count > 0 for count in signals.events))
     reason = (
         _plan_too_small(spec)
