@@ -10,6 +10,8 @@ from lmi_bench.catalog.models import all_model_entries, find_model, find_model_e
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
+from lmi_bench.models.planning_config import planning_shape
+from tests.models.public_configs import CONFIGS
 
 
 @pytest.mark.parametrize(
@@ -56,10 +58,25 @@ def test_chat_and_instruct_variants_have_their_base_models_shape(name, expected)
         ("moonshotai/Kimi-K2-Instruct-0905", 262_144),
         ("zai-org/GLM-4.6", 202_752),
         ("microsoft/phi-4", 16_384),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 262_144),
+        ("moonshotai/Kimi-K2-Thinking", 262_144),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 10_485_760),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 1_048_576),
+        ("MiniMaxAI/MiniMax-Text-01", 10_240_000),
+        ("moonshotai/Kimi-Linear-48B-A3B-Instruct", 1_048_576),
+        ("ai21labs/AI21-Jamba-1.5-Mini", 262_144),
+        ("deepseek-ai/DeepSeek-V2-Lite", 163_840),
     ],
 )
 def test_a_variant_has_its_own_context(name, tokens):
     assert find_model(name).max_positions == tokens
+
+
+def test_rows_from_a_public_config_have_its_context():
+    named = {entry.shape.name: entry.shape for entry in all_model_entries()}
+    for name, config in CONFIGS.items():
+        if name in named and "public_configs" in named[name].source:
+            assert named[name].max_positions == planning_shape(name, config).max_positions, name
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,16 @@ from typing import Any
 Config = dict[str, Any]
 
 
-def _moe(family: str, layers: int, hidden: int, heads: int, kv: int, **more: Any) -> Config:
+def _moe(
+    family: str, layers: int, hidden: int, heads: int, kv: int, *, positions: int, **more: Any
+) -> Config:
     return {
         "model_type": family,
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": kv,
-        "max_position_embeddings": 131072,
+        "max_position_embeddings": positions,
         "tie_word_embeddings": False,
         **more,
     }
@@ -36,9 +38,10 @@ _QWEN_VISION = {
 _LLAMA_VISION = {"hidden_size": 1408, "intermediate_size": 5632, "num_hidden_layers": 34}
 
 
-def _llama4(experts: int, step: int) -> Config:
+def _llama4(experts: int, step: int, positions: int) -> Config:
     text = _moe(
-        "llama4_text", 48, 5120, 40, 8, vocab_size=202048, num_local_experts=experts,
+        "llama4_text", 48, 5120, 40, 8, positions=positions, vocab_size=202048,
+        num_local_experts=experts,
         num_experts_per_tok=1, intermediate_size=8192, intermediate_size_mlp=16384, head_dim=128,
         interleave_moe_layer_step=step, attention_chunk_size=8192,
     )  # fmt: skip
@@ -47,8 +50,8 @@ def _llama4(experts: int, step: int) -> Config:
 
 def _qwen35(layers: int, hidden: int, heads: int, kv: int, values: int, **more: Any) -> Config:
     text = _moe(
-        "qwen3_5_text", layers, hidden, heads, kv, vocab_size=248320, head_dim=256,
-        attn_output_gate=True, full_attention_interval=4, linear_num_key_heads=16,
+        "qwen3_5_text", layers, hidden, heads, kv, positions=262144, vocab_size=248320,
+        head_dim=256, attn_output_gate=True, full_attention_interval=4, linear_num_key_heads=16,
         linear_num_value_heads=values, linear_key_head_dim=128, linear_value_head_dim=128,
         linear_conv_kernel_dim=4, mamba_ssm_dtype="float32", **more,
     )  # fmt: skip
@@ -69,40 +72,48 @@ _SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*
 
 CONFIGS: dict[str, Config] = {
     "deepseek-v3": _mla(
-        61, 7168, 128, 1536, vocab_size=129280, intermediate_size=18432, first_k_dense_replace=3,
+        61, 7168, 128, 1536, positions=163840,
+        vocab_size=129280, intermediate_size=18432, first_k_dense_replace=3,
         n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048, moe_layer_freq=1,
         num_nextn_predict_layers=1,
     ),
     "deepseek-v2": _mla(
-        60, 5120, 128, 1536, vocab_size=102400, intermediate_size=12288, first_k_dense_replace=1,
+        60, 5120, 128, 1536, positions=163840,
+        vocab_size=102400, intermediate_size=12288, first_k_dense_replace=1,
         n_routed_experts=160, num_experts_per_tok=6, moe_intermediate_size=1536, n_shared_experts=2,
     ),
     "deepseek-v2-lite": _mla(
-        27, 2048, 16, None, vocab_size=102400, intermediate_size=10944, first_k_dense_replace=1,
+        27, 2048, 16, None, positions=163840,
+        vocab_size=102400, intermediate_size=10944, first_k_dense_replace=1,
         n_routed_experts=64, num_experts_per_tok=6, moe_intermediate_size=1408, n_shared_experts=2,
     ),
     "kimi-k2": _mla(
-        61, 7168, 64, 1536, vocab_size=163840, intermediate_size=18432, first_k_dense_replace=1,
+        61, 7168, 64, 1536, positions=131072,
+        vocab_size=163840, intermediate_size=18432, first_k_dense_replace=1,
         n_routed_experts=384, num_experts_per_tok=8, moe_intermediate_size=2048,
     ),
     "glm-4.5": _moe(
-        "glm4_moe", 92, 5120, 96, 8, vocab_size=151552, head_dim=128, intermediate_size=12288,
+        "glm4_moe", 92, 5120, 96, 8, positions=131072,
+        vocab_size=151552, head_dim=128, intermediate_size=12288,
         n_routed_experts=160, num_experts_per_tok=8, moe_intermediate_size=1536, n_shared_experts=1,
         first_k_dense_replace=3, num_nextn_predict_layers=1,
     ),
     "glm-4.5-air": _moe(
-        "glm4_moe", 46, 4096, 96, 8, vocab_size=151552, head_dim=128, intermediate_size=10944,
+        "glm4_moe", 46, 4096, 96, 8, positions=131072,
+        vocab_size=151552, head_dim=128, intermediate_size=10944,
         n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408, n_shared_experts=1,
         first_k_dense_replace=1, num_nextn_predict_layers=1,
     ),
     "glm-5": _mla(
-        78, 6144, 64, 2048, model_type="glm_moe_dsa", vocab_size=154880, intermediate_size=12288,
+        78, 6144, 64, 2048, model_type="glm_moe_dsa", positions=202752,
+        vocab_size=154880, intermediate_size=12288,
         first_k_dense_replace=3, n_routed_experts=256, num_experts_per_tok=8,
         moe_intermediate_size=2048, qk_nope_head_dim=192, v_head_dim=256, index_topk=2048,
         index_head_dim=128, index_n_heads=32,
     ),
     "qwen3-next-80b-a3b": _moe(
-        "qwen3_next", 48, 2048, 16, 2, vocab_size=151936, head_dim=256, num_experts=512,
+        "qwen3_next", 48, 2048, 16, 2, positions=262144,
+        vocab_size=151936, head_dim=256, num_experts=512,
         num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
         full_attention_interval=4, linear_num_key_heads=16, linear_num_value_heads=32,
         linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
@@ -114,29 +125,35 @@ CONFIGS: dict[str, Config] = {
     ),
     "qwen3.5-27b": _qwen35(64, 5120, 24, 4, 48, intermediate_size=17408),
     "qwen3-coder-480b-a35b": _moe(
-        "qwen3_moe", 62, 6144, 96, 8, vocab_size=151936, head_dim=128, intermediate_size=8192,
+        "qwen3_moe", 62, 6144, 96, 8, positions=262144,
+        vocab_size=151936, head_dim=128, intermediate_size=8192,
         num_experts=160, num_experts_per_tok=8, moe_intermediate_size=2560,
     ),
     "gpt-oss-120b": _moe(
-        "gpt_oss", 36, 2880, 64, 8, vocab_size=201088, head_dim=64, intermediate_size=2880,
+        "gpt_oss", 36, 2880, 64, 8, positions=131072,
+        vocab_size=201088, head_dim=64, intermediate_size=2880,
         num_local_experts=128, num_experts_per_tok=4, sliding_window=128,
     ),
     "gpt-oss-20b": _moe(
-        "gpt_oss", 24, 2880, 64, 8, vocab_size=201088, head_dim=64, intermediate_size=2880,
+        "gpt_oss", 24, 2880, 64, 8, positions=131072,
+        vocab_size=201088, head_dim=64, intermediate_size=2880,
         num_local_experts=32, num_experts_per_tok=4, sliding_window=128,
     ),
-    "llama-4-scout": _llama4(16, 1),
-    "llama-4-maverick": _llama4(128, 2),
+    "llama-4-scout": _llama4(16, 1, 10485760),
+    "llama-4-maverick": _llama4(128, 2, 1048576),
     "minimax-m2": _moe(
-        "minimax_m2", 62, 3072, 48, 8, vocab_size=200064, head_dim=128, intermediate_size=1536,
+        "minimax_m2", 62, 3072, 48, 8, positions=196608,
+        vocab_size=200064, head_dim=128, intermediate_size=1536,
         num_local_experts=256, num_experts_per_tok=8, num_mtp_modules=3, use_mtp=True,
     ),
     "minimax-text-01": _moe(
-        "minimax_text_01", 80, 6144, 64, 8, vocab_size=200064, head_dim=128, intermediate_size=9216,
+        "minimax_text_01", 80, 6144, 64, 8, positions=10240000,
+        vocab_size=200064, head_dim=128, intermediate_size=9216,
         num_local_experts=32, num_experts_per_tok=2, attn_type_list=([0] * 7 + [1]) * 10,
     ),
     "kimi-linear-48b-a3b": _mla(
-        27, 2304, 32, None, model_type="kimi_linear", vocab_size=163840, intermediate_size=9216,
+        27, 2304, 32, None, model_type="kimi_linear", positions=1048576,
+        vocab_size=163840, intermediate_size=9216,
         num_experts=256, num_experts_per_token=8, moe_intermediate_size=1024, num_shared_experts=1,
         n_shared_experts=None, first_k_dense_replace=1, moe_layer_freq=1,
         linear_attn_config={
@@ -145,26 +162,31 @@ CONFIGS: dict[str, Config] = {
         },
     ),
     "jamba-1.5-mini": _moe(
-        "jamba", 32, 4096, 32, 8, vocab_size=65536, intermediate_size=14336, num_experts=16,
+        "jamba", 32, 4096, 32, 8, positions=262144,
+        vocab_size=65536, intermediate_size=14336, num_experts=16,
         num_experts_per_tok=2, expert_layer_period=2, expert_layer_offset=1, attn_layer_period=8,
         attn_layer_offset=4, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=256,
     ),
     "jamba-1.5-large": _moe(
-        "jamba", 72, 8192, 64, 8, vocab_size=65536, intermediate_size=24576, num_experts=16,
+        "jamba", 72, 8192, 64, 8, positions=262144,
+        vocab_size=65536, intermediate_size=24576, num_experts=16,
         num_experts_per_tok=2, expert_layer_period=2, expert_layer_offset=1, attn_layer_period=8,
         attn_layer_offset=4, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=512,
     ),
     "nemotron-h-56b": _mamba(
-        ("M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-"), 8192, 64, 8, intermediate_size=32768,
+        ("M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-"), 8192, 64, 8, positions=8192,
+        intermediate_size=32768,
         mamba_num_heads=256, ssm_state_size=256,
     ),
     "nemotron-3-nano": _mamba(
-        _NANO, 2688, 32, 2, intermediate_size=1856, mamba_num_heads=64, ssm_state_size=128,
+        _NANO, 2688, 32, 2, positions=262144,
+        intermediate_size=1856, mamba_num_heads=64, ssm_state_size=128,
         n_routed_experts=128, num_experts_per_tok=6, moe_intermediate_size=1856,
         n_shared_experts=1, moe_shared_expert_intermediate_size=3712,
     ),
     "nemotron-3-super": _mamba(
-        _SUPER, 4096, 32, 2, intermediate_size=2688, mamba_num_heads=128, ssm_state_size=128,
+        _SUPER, 4096, 32, 2, positions=262144,
+        intermediate_size=2688, mamba_num_heads=128, ssm_state_size=128,
         n_routed_experts=512, num_experts_per_tok=22, moe_intermediate_size=2688,
         n_shared_experts=1, moe_shared_expert_intermediate_size=5376, moe_latent_size=1024,
     ),
@@ -181,7 +203,8 @@ CONFIGS: dict[str, Config] = {
     "mistral-small-3.1-24b": {
         "model_type": "mistral3",
         "text_config": _moe(
-            "mistral", 40, 5120, 32, 8, vocab_size=131072, head_dim=128, intermediate_size=32768,
+            "mistral", 40, 5120, 32, 8, positions=131072,
+        vocab_size=131072, head_dim=128, intermediate_size=32768,
             sliding_window=None,
         ),
         "vision_config": {
@@ -190,18 +213,20 @@ CONFIGS: dict[str, Config] = {
     },
     "phi-4": _moe(
         "phi3", 40, 5120, 40, 10, vocab_size=100352, intermediate_size=17920,
-        max_position_embeddings=16384,
+        positions=16384,
     ),
     "phi-3.5-moe": _moe(
-        "phimoe", 32, 4096, 32, 8, vocab_size=32064, intermediate_size=6400, num_local_experts=16,
+        "phimoe", 32, 4096, 32, 8, positions=131072,
+        vocab_size=32064, intermediate_size=6400, num_local_experts=16,
         num_experts_per_tok=2,
     ),
     "granite-3.3-8b": _moe(
-        "granite", 40, 4096, 32, 8, vocab_size=49159, intermediate_size=12800,
+        "granite", 40, 4096, 32, 8, positions=131072, vocab_size=49159, intermediate_size=12800,
         tie_word_embeddings=True,
     ),
     "granite-4.0-h-small": _moe(
-        "granitemoehybrid", 40, 4096, 32, 8, vocab_size=100352, intermediate_size=768,
+        "granitemoehybrid", 40, 4096, 32, 8, positions=131072,
+        vocab_size=100352, intermediate_size=768,
         num_local_experts=72, num_experts_per_tok=10, shared_intermediate_size=1536,
         tie_word_embeddings=True, mamba_d_state=128, mamba_d_conv=4, mamba_expand=2,
         mamba_n_heads=128, mamba_d_head=64, mamba_n_groups=1,
@@ -212,7 +237,7 @@ CONFIGS: dict[str, Config] = {
     "gemma-3-27b": {
         "model_type": "gemma3",
         "text_config": _moe(
-            "gemma3_text", 62, 5376, 32, 16, vocab_size=262208, head_dim=128,
+            "gemma3_text", 62, 5376, 32, 16, positions=131072, vocab_size=262208, head_dim=128,
             intermediate_size=21504, sliding_window=1024, tie_word_embeddings=True,
         ),
         "vision_config": {
@@ -220,7 +245,8 @@ CONFIGS: dict[str, Config] = {
         },
     },
     "command-a": _moe(
-        "cohere2", 64, 12288, 96, 8, vocab_size=256000, head_dim=128, intermediate_size=36864,
+        "cohere2", 64, 12288, 96, 8, positions=131072,
+        vocab_size=256000, head_dim=128, intermediate_size=36864,
         sliding_window=4096, tie_word_embeddings=True,
     ),
     "dbrx": {
@@ -229,26 +255,30 @@ CONFIGS: dict[str, Config] = {
         "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
     },
     "ernie-4.5-300b-a47b": _moe(
-        "ernie4_5_moe", 54, 8192, 64, 8, vocab_size=103424, intermediate_size=28672,
+        "ernie4_5_moe", 54, 8192, 64, 8, positions=131072,
+        vocab_size=103424, intermediate_size=28672,
         moe_num_experts=64, moe_k=8, moe_intermediate_size=3584, moe_layer_start_index=3,
         moe_layer_end_index=53, moe_layer_interval=1,
     ),
     "nemotron-4-340b": _moe(
-        "nemotron", 96, 18432, 96, 8, vocab_size=256000, intermediate_size=73728,
+        "nemotron", 96, 18432, 96, 8, positions=4096, vocab_size=256000, intermediate_size=73728,
         hidden_act="relu2",
     ),
     "olmoe-1b-7b": _moe(
-        "olmoe", 16, 2048, 16, 16, vocab_size=50304, intermediate_size=1024, num_experts=64,
+        "olmoe", 16, 2048, 16, 16, positions=4096,
+        vocab_size=50304, intermediate_size=1024, num_experts=64,
         num_experts_per_tok=8,
     ),
     "mimo-v2-flash": _moe(
-        "mimo_v2_flash", 48, 4096, 64, 4, vocab_size=152576, head_dim=192, v_head_dim=128,
+        "mimo_v2_flash", 48, 4096, 64, 4, positions=262144,
+        vocab_size=152576, head_dim=192, v_head_dim=128,
         intermediate_size=16384, n_routed_experts=256, num_experts_per_tok=8,
         moe_intermediate_size=2048, moe_layer_freq=[0] + [1] * 47, sliding_window=128,
         swa_num_key_value_heads=8, hybrid_layer_pattern=([0] + [1] * 4 + ([0] + [1] * 5) * 7 + [0]),
     ),
     "deepseek-v4-flash": _moe(
-        "deepseek_v4", 43, 4096, 64, 1, vocab_size=129280, head_dim=512, q_lora_rank=1024,
+        "deepseek_v4", 43, 4096, 64, 1, positions=1048576,
+        vocab_size=129280, head_dim=512, q_lora_rank=1024,
         o_lora_rank=1024, o_groups=8, qk_rope_head_dim=64, n_routed_experts=256, n_shared_experts=1,
         num_experts_per_tok=6, moe_intermediate_size=2048, sliding_window=128, index_topk=512,
         index_head_dim=128, index_n_heads=64, compress_ratios=[0, 0] + [4, 128] * 20 + [4, 0],
