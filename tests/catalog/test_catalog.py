@@ -174,8 +174,22 @@ def test_the_link_is_what_joins_the_devices_of_the_machine(name, kind, bytes_per
     assert (link.kind, link.bytes_per_s) == (kind, bytes_per_s)
 
 
-def test_the_memory_is_what_the_device_reports_and_not_24_gib():
-    assert find_accelerator("A10G").memory_bytes == 22888 * 2**20
+@pytest.mark.parametrize(("name", "mib"), [("A10G", 22888), ("T4", 15360)])
+def test_the_memory_is_what_the_device_reports_and_not_the_marketed_size(name, mib):
+    assert find_accelerator(name).memory_bytes == mib * 2**20
+
+
+def test_the_bandwidth_is_that_of_the_server_edition():
+    """512 bits at 25 Gbit/s; the Workstation Edition has 28: 1,792 GB/s."""
+    rate = find_instance("ml.g7e.2xlarge").accelerator.bandwidth_bytes_per_s
+    assert rate == pytest.approx(512 / 8 * 25e9, rel=0.003)
+
+
+def test_operations_a_byte_are_those_of_the_row():
+    for row in read_rows("accelerators.csv"):
+        if row["ops_per_byte_fp16"]:
+            ratio = float(row["fp16_dense_tflops"]) * 1e3 / float(row["bandwidth_gb_s"])
+            assert ratio == pytest.approx(float(row["ops_per_byte_fp16"]), rel=1e-3)
 
 
 def test_the_published_tables_ship_whole():

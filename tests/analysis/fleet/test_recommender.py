@@ -206,7 +206,7 @@ SMALL_AND_LARGE = (SEEN[0], SEEN[3])
 
 
 def test_a_fleet_does_not_stand_on_the_step_of_the_gaps():
-    """Near one prompt in ten gaps the p90 jumps from 36 to 71 ms and more.
+    """Near one prompt in ten gaps the p90 jumps from 40 ms to beyond 70.
 
     With 120 simulated requests one machine kept the limit by luck; a quarter of the requests of
     fifteen minutes then missed it.
@@ -224,7 +224,7 @@ def test_a_fleet_does_not_stand_on_the_step_of_the_gaps():
     best = answer.recommended
     assert best.instances == 2
     assert best.attainment.joint_attainment > 0.99
-    assert best.attainment.worst_5_minutes_ms["itl_p90<=60ms"] < 40.0
+    assert best.attainment.worst_5_minutes_ms["itl_p90<=60ms"] < 45.0
     assert [outlook.confidence for outlook in best.slos] == ["sure"]
 
 
