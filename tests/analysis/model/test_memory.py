@@ -12,6 +12,7 @@ from lmi_bench.analysis.model.capacity import (
     reserve_bytes_of,
     scheduler_config_for,
 )
+from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.memory import (
     checkpoint_format,
     expert_params,
@@ -87,6 +88,18 @@ def test_mxfp4_covers_the_experts_only():
     assert expert_params(shape) == pytest.approx(experts, rel=0.01)
     expected = experts * 4.25 / 8 + (shape.params_total - experts) * 2
     assert weight_bytes(shape, "mxfp4") == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("model", ["kimi-k2-thinking", "kimi-k2.5"])
+def test_the_experts_alone_of_kimi_k2_are_int4(model):
+    """60 * 384 * 3 * 7168 * 2048 weights of 4 bits, one 16-bit scale for 32 of them: with the rest
+    in 16 bits the 594 GB of the published checkpoint."""
+    experts = 60 * 384 * 3 * 7168 * 2048
+    dtype, shape = planned_dtype(model), find_model(model)
+    rest = shape.params_total - experts
+    expected = experts * (4 + 16 / 32) / 8 + rest * 2
+    assert weight_bytes(shape, dtype) == pytest.approx(expected, rel=1e-3)
+    assert weight_bytes(shape, dtype) - 2 * shape.encoder_params == pytest.approx(594e9, rel=1e-3)
 
 
 def test_every_checkpoint_dtype_of_the_catalog_has_a_format():
