@@ -5,8 +5,8 @@ the memory. The first known counts: as stated, by `config.json`, by name, in the
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from lmi_bench.analysis.model.memory import checkpoint_format, weight_format
 from lmi_bench.catalog.models import find_model_entry
@@ -18,15 +18,16 @@ USUAL_DTYPE = "float16"
 _USUAL_BITS = 16
 
 _WORDS = read_rows("dtype_words.csv", "analysis")
-_MX_GROUP = 32  # weights with one scale in MXFP4; 16 in NVFP4
+_NAMED: Final = ("quant_method", "quant_algo", "dtype")  # keys whose value names a format
+_OF_OTHERS: Final = re.compile(r"(input|output|kv_cache|layer_quant).*|bias")  # than all weights
 
 
 def dtype_of(source: str, *words: str) -> str | None:
     """The format that one of a source's words means, by the first row that fits; None: none.
 
-    source  name, method, algorithm, bits, table or inferencex
+    source  name, config, table or inferencex
     """
-    for row in _WORDS:  # 8 bits before 4: `...-GPTQ-Int8` names both
+    for row in _WORDS:  # `...-GPTQ-Int8` names both: 8 bits first; of a config the narrowest
         if row["source"] == source and any(re.fullmatch(row["words"], word) for word in words):
             return row["dtype"]
     return None
@@ -38,8 +39,8 @@ def narrow_dtype(model: str) -> str | None:
     >>> narrow_dtype("Qwen/Qwen3-32B-AWQ"), narrow_dtype("gpt-oss-120b"), narrow_dtype("qwen3-32b")
     ('int4', 'mxfp4', None)
     """
-    if model and (path := config_file(model)) is not None:
-        return _of_config(read_object(path))
+    if model and config_file(model) is not None:
+        return dtype_of("config", *_config_words(model))
     named = dtype_of("name", *re.split(r"[\s_./-]+", model.lower()))
     if named is not None:
         return named
@@ -51,10 +52,19 @@ def narrow_dtype(model: str) -> str | None:
 
 
 def planned_dtype(model: str, stated: str | None = None) -> str:
-    """The format to plan with: stated, else the checkpoint's, else float16; raises InputError."""
+    """The format to plan with: stated, else the checkpoint's, else float16.
+
+    Raises InputError for an unknown format, also of a folder's weights.
+    """
     if stated is not None:
         return weight_format(stated).name
-    return narrow_dtype(model) or USUAL_DTYPE
+    narrow = narrow_dtype(model)
+    if narrow is None and _config_words(model):
+        raise InputError(
+            f"{model} has quantized weights of a format that is not known: state the nearest one "
+            "with --dtype, such as --dtype int4"
+        )
+    return narrow or USUAL_DTYPE
 
 
 def dtype_note(model: str, stated: str | None = None) -> str | None:
@@ -65,24 +75,29 @@ def dtype_note(model: str, stated: str | None = None) -> str | None:
     return f"no --dtype: planned in {narrow}, as the weights of {model} are published"
 
 
-def _of_config(config: Mapping[str, Any]) -> str | None:
-    """The format of a quantized folder: AWQ, GPTQ, FP8, MXFP4, NVFP4, compressed-tensors."""
+def _config_words(model: str) -> set[str]:
+    """What a folder says of the format of its quantized weights; empty if it says nothing."""
+    if not model or (path := config_file(model)) is None:
+        return set()
+    config, beside = read_object(path), path.with_name("hf_quant_config.json")
     text = config.get("text_config")
     inner = text.get("quantization_config") if isinstance(text, Mapping) else None
     stated = config.get("quantization_config", inner)
+    if stated is None and beside.is_file():  # ModelOpt's
+        stated = read_object(beside).get("quantization")
     if not isinstance(stated, Mapping):
-        return None
-    groups = stated.get("config_groups")
-    if isinstance(groups, Mapping):
-        weights = [each.get("weights") for each in groups.values() if isinstance(each, Mapping)]
-        stated = next((each for each in weights if isinstance(each, Mapping)), {})
-        if stated.get("type") == "float":
-            four = "mxfp4" if stated.get("group_size") == _MX_GROUP else "nvfp4"
-            return {8: "float8", 4: four}.get(int(stated.get("num_bits") or 0))
-    method = str(stated.get("quant_method"))
-    if method.startswith("modelopt"):
-        return dtype_of("algorithm", str(stated.get("quant_algo")))
+        return set()
+    return set(_words_in(stated, "-experts" if "self_attn" in str(stated.get("ignore")) else ""))
+
+
+def _words_in(stated: Mapping[str, Any], covers: str) -> Iterator[str]:
+    """Words of an object and of those within it; covers: what they apply to, empty: all layers."""
     bits = stated.get("bits", stated.get("num_bits"))
-    return dtype_of("method", method) or (
-        dtype_of("bits", str(bits)) if type(bits) is int else None
-    )
+    yield f"{stated.get('type', 'int')}{bits}-{stated.get('group_size')}{covers}"
+    for key, value in stated.items():
+        if _OF_OTHERS.fullmatch(key):
+            continue
+        yield key if value is True else str(value) if key in _NAMED else ""
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, Mapping):
+                yield from _words_in(each, covers)

@@ -53,30 +53,83 @@ def test_a_stated_format_wins_and_its_short_name_is_spelt_out():
         planned_dtype("qwen3-32b", "fp17")
 
 
-GROUPS = {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}
+def groups(*weights, **more):
+    of_groups = {f"group_{i}": {"weights": each} for i, each in enumerate(weights)}
+    return {"quant_method": "compressed-tensors", "config_groups": of_groups, **more}
+
+
+def quark(weight):
+    everywhere = {"weight": weight, "input_tensors": {"dtype": "fp8_e4m3"}, "bias": None}
+    return {"quant_method": "quark", "global_quant_config": everywhere}
+
+
+def modelopt(algorithm, *layers):
+    own = {f"model.layers.{i}": {"quant_algo": each} for i, each in enumerate(layers)}
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "quantized_layers": own}
+
+
+INT4, FP8 = {"num_bits": 4, "type": "int", "group_size": 32}, {"num_bits": 8, "type": "float"}
+FP4 = {"num_bits": 4, "type": "float", "group_size": 16}
+KIMI_IGNORES = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"]
+STATED = [
+    ({"quant_method": "awq", "bits": 4}, "int4"),
+    ({"quant_method": "gptq", "bits": 8}, "int8"),
+    ({"quant_method": "fp8"}, "float8"),
+    ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "float8"),
+    ({"quant_method": "mxfp4"}, "mxfp4"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}, "int4"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True}, "int8"),
+    (modelopt("NVFP4"), "nvfp4"),
+    (modelopt("FP8"), "float8"),
+    (modelopt("FP8_PB_WO"), "float8"),
+    (modelopt("MIXED_PRECISION", "FP8", "W4A16_NVFP4"), "nvfp4"),
+    (modelopt("MIXED_PRECISION", "MXFP8", "FP8"), "float8"),
+    (groups(INT4), "int4"),
+    (groups(INT4, ignore=KIMI_IGNORES), "int4-experts"),
+    (groups({**FP4, "group_size": 32}, ignore=KIMI_IGNORES), "mxfp4"),
+    (groups(FP8, kv_cache_scheme=FP8), "float8"),
+    (groups(FP8, FP4), "nvfp4"),
+    (quark({"dtype": "fp8_e4m3"}), "float8"),
+    (quark({"dtype": "fp4", "group_size": 32}), "mxfp4"),
+    (quark([{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]), "int4"),
+]
+
+
+def folder_of(tmp_path, config, beside=None):
+    folder = tmp_path / "Qwen3-32B-AWQ"  # the folder's name says nothing, its files do
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    if beside is not None:
+        (folder / "hf_quant_config.json").write_text(json.dumps(beside))
+    return str(folder)
+
+
+@pytest.mark.parametrize(("stated", "dtype"), [*STATED, (None, "float16")])
+def test_a_folder_says_it_in_its_config(tmp_path, stated, dtype):
+    config = {"quantization_config": stated} if stated else {}
+    assert planned_dtype(folder_of(tmp_path, config)) == dtype
+
+
+def test_a_wrapped_model_says_it_in_its_text_config(tmp_path):
+    text = {"quantization_config": groups(INT4, ignore=KIMI_IGNORES)}
+    assert planned_dtype(folder_of(tmp_path, {"text_config": text})) == "int4-experts"
+
+
+@pytest.mark.parametrize(("algorithm", "dtype"), [("FP8", "float8"), ("NVFP4", "nvfp4")])
+def test_a_folder_of_modelopt_says_it_beside_its_config(tmp_path, algorithm, dtype):
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}
+    assert planned_dtype(folder_of(tmp_path, {}, beside)) == dtype
 
 
 @pytest.mark.parametrize(
-    ("stated", "dtype"),
-    [
-        ({"quant_method": "awq", "bits": 4}, "int4"),
-        ({"quant_method": "gptq", "bits": 8}, "int8"),
-        ({"quant_method": "fp8"}, "float8"),
-        ({"quant_method": "mxfp4"}, "mxfp4"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
-        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "float8"),
-        ({"quant_method": "compressed-tensors", "config_groups": GROUPS}, "int4"),
-        ({"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "float8"),
-        ({"quant_method": "something-new"}, None),
-        (None, None),
-    ],
+    "stated", [{"quant_method": "aqlm"}, quark({"dtype": "fp6_e2m3"}), modelopt("MIXED_PRECISION")]
 )
-def test_a_folder_says_it_in_its_config(tmp_path, stated, dtype):
-    folder = tmp_path / "Qwen3-32B-AWQ"  # the folder's name says nothing, its file does
-    folder.mkdir()
-    config = {"quantization_config": stated} if stated else {}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert narrow_dtype(str(folder)) == dtype
+def test_an_unknown_quantization_is_refused_unless_a_format_is_stated(tmp_path, stated):
+    folder = folder_of(tmp_path, {"quantization_config": stated})
+    with pytest.raises(InputError, match="--dtype") as caught:
+        planned_dtype(folder)
+    assert "\n" not in str(caught.value)
+    assert planned_dtype(folder, "int4") == "int4"
 
 
 def test_words_that_tell_a_variant_from_its_base():
