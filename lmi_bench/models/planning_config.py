@@ -293,6 +293,7 @@ class _Config:
         of_mlps = [sum(self.mlp_params(each, n) for each in mlps) for n in (experts, chosen)]
         rank = self.count("kv_lora_rank")
         kv_heads, key_dim, value_dim = self.grouped("full" if "full" in mixers else "sliding")
+        windowed = self.grouped("sliding") if {"full", "sliding"} <= {*mixers} else (0, 0, 0)
         if rank:
             key_dim = value_dim = self.count("qk_nope_head_dim") + self.count("qk_rope_head_dim")
         mtp = self.count("mtp")
@@ -304,7 +305,8 @@ class _Config:
             params_total=rest + tower + of_mlps[0], params_active=rest + of_mlps[1],
             tied_embeddings=bool(tied),
             sliding_window=self.count("window") if "sliding" in mixers else None,
-            full_attention_layers=mixers.count("full"), experts=experts, experts_per_token=chosen,
+            full_attention_layers=mixers.count("full"), sliding_kv_heads=windowed[0],
+            sliding_head_dim=sum(windowed[1:]) // 2, experts=experts, experts_per_token=chosen,
             expert_ffn_size=self.count("expert_ffn") if experts else 0,
             shared_experts=round(self.shared_ffn() / self.count("expert_ffn")) if experts else 0,
             latent_kv_dim=rank and rank + self.count("qk_rope_head_dim"), source="config.json",

@@ -244,6 +244,18 @@ CONFIGS: dict[str, Config] = {
             "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
         },
     },
+    "gemma-4-31b": {
+        "model_type": "gemma4",
+        "text_config": _moe(
+            "gemma4_text", 60, 5376, 32, 16, positions=262144, vocab_size=262144, head_dim=256,
+            global_head_dim=512, num_global_key_value_heads=4, attention_k_eq_v=True,
+            intermediate_size=21504, sliding_window=1024, tie_word_embeddings=True,
+            hidden_size_per_layer_input=0, vocab_size_per_layer_input=262144,
+        ),
+        "vision_config": {
+            "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+        },
+    },
     "command-a": _moe(
         "cohere2", 64, 12288, 96, 8, positions=131072,
         vocab_size=256000, head_dim=128, intermediate_size=36864,

@@ -114,6 +114,29 @@ def test_layers_with_the_whole_context_are_counted(name, full, window):
     assert (shape.growing_layers, shape.sliding_window) == (full, window)
 
 
+@pytest.mark.parametrize(
+    ("name", "full", "sliding", "window"),
+    [
+        ("gemma-4-31b", 10 * 2 * 4 * 512 * 2, 50 * 2 * 16 * 256 * 2, 1024),
+        ("mimo-v2-flash", 9 * 4 * (192 + 128) * 2, 39 * 8 * (192 + 128) * 2, 128),
+    ],
+)
+def test_layers_with_a_window_cache_their_own_heads(name, full, sliding, window):
+    """Layers * values of a token * 2 bytes, from the folder's config and from the catalog."""
+    for shape in (shape_of(name), find_model(name)):
+        for tokens in (100, 32_768):
+            expected = full * tokens + sliding * min(tokens, window)
+            assert kv_bytes_per_sequence(shape, tokens) == expected
+            assert kv_bytes_per_sequence(shape, tokens, tensor_parallel=4) == expected / 4
+        assert limited_reads(shape, 1) == (window, pytest.approx(sliding / (full + sliding)))
+
+
+def test_more_ranks_than_heads_share_those_of_windows_alone():
+    """Gemma 4 31B on 16 devices: one of 4 heads for whole contexts on each, and one of 16."""
+    expected = 10 * 2 * 512 * 2 * 32_768 + 50 * 2 * 256 * 2 * 1024
+    assert kv_bytes_per_sequence(find_model("gemma-4-31b"), 32_768, tensor_parallel=16) == expected
+
+
 def test_sparse_attention_reads_its_index_of_all_tokens_and_the_cache_of_some():
     """GLM-5: 576 values, and an FP8 index of 128 that is as large as 64 16-bit values."""
     shape = shape_of("glm-5")

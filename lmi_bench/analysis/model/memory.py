@@ -151,12 +151,14 @@ def kv_bytes_per_value(dtype: str, kv_dtype: str | None = None) -> float:
     return _FORMATS[name].bits / BITS_PER_BYTE
 
 
-def kv_heads_per_rank(shape: ModelShape, tensor_parallel: int) -> int:
+def kv_heads_per_rank(shape: ModelShape, tensor_parallel: int, heads: int = 0) -> int:
     """KV heads that one rank stores; with more ranks than heads, several ranks store the same.
+
+    heads  of a layer; 0: of a layer without a window
 
     Raises CapacityError if the heads cannot be divided evenly.
     """
-    heads = shape.num_kv_heads
+    heads = heads or shape.num_kv_heads
     if tensor_parallel < 1 or (heads % tensor_parallel and tensor_parallel % heads):
         raise CapacityError(
             f"{heads} KV heads of {shape.name} cannot be shared out over {tensor_parallel} "
@@ -165,11 +167,18 @@ def kv_heads_per_rank(shape: ModelShape, tensor_parallel: int) -> int:
     return max(1, heads // tensor_parallel)
 
 
-def kv_values_per_layer(shape: ModelShape, tensor_parallel: int) -> int:
-    """Cached values of one token in one layer on each rank; an index is complete on each."""
-    if shape.latent_kv_dim:
-        return shape.latent_kv_dim + shape.index_values
-    return 2 * kv_heads_per_rank(shape, tensor_parallel) * shape.head_dim + shape.index_values
+def kv_values(shape: ModelShape, tensor_parallel: int) -> tuple[int, int]:
+    """Cached values of a token on each rank: in layers that grow, and in those with a window.
+
+    Latent vectors and indices are complete on each rank.
+    """
+    growing, size = shape.growing_layers, shape.sliding_head_dim or shape.head_dim
+    each = [
+        shape.latent_kv_dim or 2 * kv_heads_per_rank(shape, tensor_parallel, heads) * head_dim
+        for heads, head_dim in ((0, shape.head_dim), (shape.sliding_kv_heads, size))
+    ]
+    sliding = (shape.cached_layers - growing) * (each[1] + shape.index_values)
+    return growing * (each[0] + shape.index_values), sliding
 
 
 def limited_reads(shape: ModelShape, tensor_parallel: int) -> tuple[int | None, float]:
@@ -177,13 +186,13 @@ def limited_reads(shape: ModelShape, tensor_parallel: int) -> tuple[int | None, 
 
     Limited are layers with a sliding window, and sparse attention but for its index.
     """
+    growing, sliding = kv_values(shape, tensor_parallel)
     if shape.sparse_tokens:
-        values = kv_values_per_layer(shape, tensor_parallel)
         share = shape.sparse_layers / shape.cached_layers
-        return shape.sparse_tokens, share * (1 - shape.index_values / values)
-    if shape.growing_layers >= shape.cached_layers:
+        return shape.sparse_tokens, share * (1 - shape.cached_layers * shape.index_values / growing)
+    if not sliding:
         return None, 0.0
-    return shape.sliding_window, 1 - shape.growing_layers / shape.cached_layers
+    return shape.sliding_window, 1 - growing / (growing + sliding)
 
 
 def kv_bytes_per_token(
@@ -193,7 +202,7 @@ def kv_bytes_per_token(
 
     Raises CapacityError if the KV heads cannot be divided evenly.
     """
-    return shape.cached_layers * kv_values_per_layer(shape, tensor_parallel) * bytes_per_value
+    return sum(kv_values(shape, tensor_parallel)) * bytes_per_value
 
 
 def kv_bytes_per_sequence(
@@ -207,11 +216,9 @@ def kv_bytes_per_sequence(
 
     Llama 2 7B at 4096 tokens in FP16: 0.5 MiB * 4096 = 2 GiB.
     """
-    values = kv_values_per_layer(shape, tensor_parallel)
-    growing = shape.growing_layers
-    sliding = shape.cached_layers - growing
+    growing, sliding = kv_values(shape, tensor_parallel)
     window = min(context_tokens, shape.sliding_window or context_tokens)
-    cache = values * bytes_per_value * (growing * context_tokens + sliding * window)
+    cache = bytes_per_value * (growing * context_tokens + sliding * window)
     return cache + shape.state_bytes / tensor_parallel
 
 

@@ -73,7 +73,8 @@ class AttentionCosts:
     pair_s          arithmetic of one query and key while decoding; prompt_pair_s: in a prompt,
                     which MLA computes with whole keys and values instead of latent ones
     widening_s      conversion of a cached token
-    window          most tokens of limited attention, None without; sliding_share: its share
+    window          most tokens of limited attention, None without; sliding_share: its share of the
+                    cache, sliding_pairs: of the arithmetic
     row_s           read and write of the constant state of a decoding sequence
     busy_rows       decoding sequences from which all multiprocessors read; fewer read slower, in
                     proportion. At most 1: one sequence is enough
@@ -86,6 +87,7 @@ class AttentionCosts:
     widening_s: float
     window: int | None
     sliding_share: float
+    sliding_pairs: float
     row_s: float
     busy_rows: float = 0.0
 
@@ -376,11 +378,13 @@ def _widened_first(narrow: ProductCosts, setup: Setup, rates: _Rates) -> Product
 
 def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> AttentionCosts:
     shape, tensor_parallel = setup.shape, setup.tensor_parallel
-    layers = shape.cached_layers
+    growing = shape.growing_layers
+    width = (shape.sliding_head_dim or shape.head_dim) / shape.head_dim
+    layers = growing + (shape.cached_layers - growing) * width  # in layers that grow
     groups = setup.parallelism.attention_groups  # a token is in the cache of one of them
-    values = memory.kv_values_per_layer(shape, setup.attention_degree) / groups
+    values = sum(memory.kv_values(shape, setup.attention_degree)) / groups
     window, limited = memory.limited_reads(shape, setup.attention_degree)
-    read_s = layers * values * rates.kv_bytes_per_value / rates.read_bytes_per_s
+    read_s = values * rates.kv_bytes_per_value / rates.read_bytes_per_s
     shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
     # kernels without grouped heads read the cache again for each query head
     reads = 1 if shared else shape.num_heads // shape.num_kv_heads
@@ -395,9 +399,10 @@ def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> Att
         prompt_read_s=read_s,
         pair_s=head_pair_s * (shape.latent_kv_dim or shape.head_dim),
         prompt_pair_s=head_pair_s * shape.head_dim,
-        widening_s=layers * values * narrow / rates.vector_op_per_s,
+        widening_s=values * narrow / rates.vector_op_per_s,
         window=window,
         sliding_share=limited,
+        sliding_pairs=limited if shape.sparse_tokens or not layers else 1 - growing / layers,
         row_s=2 * shape.state_bytes / (tensor_parallel * rates.read_bytes_per_s),
         busy_rows=busy_rows,
     )

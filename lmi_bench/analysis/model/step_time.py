@@ -182,7 +182,7 @@ def step_sum(costs: StepCosts, larger: Larger[Amount]) -> Counted[Amount]:
         weights_s, linear_s = of_products(every, drafted + prompts)
         if window is not None:  # it bounds the pairs of a prompt of n tokens by n * window
             context = _attended(context, window * rows, sliding, larger)
-            pairs = _attended(pairs, window * tokens, sliding, larger)
+            pairs = _attended(pairs, window * tokens, attention.sliding_pairs, larger)
             cached = _attended(cached, window * prompts, sliding, larger)
         if split is not None and split.groups > 1:
             of_rows = _fullest_group(split.groups, rows, larger)

@@ -255,6 +255,21 @@ def test_a_sliding_window_bounds_what_attention_reads():
     assert model(shape=sliding).explain(step).kv_s == pytest.approx(60 * 80 / 1e9)
 
 
+def test_layers_with_a_window_read_and_multiply_their_own_heads():
+    """One layer of 2 KV heads of 5 values, and one of a head of 4 behind 30 tokens."""
+    shape = replace(
+        SHAPE, sliding_window=30, full_attention_layers=1, sliding_kv_heads=1, sliding_head_dim=4
+    )
+    parts = model(shape=shape).explain(ONE_DECODE)
+    assert parts.kv_s == pytest.approx((50 * 2 * 2 * 5 * 2 + 30 * 2 * 1 * 4 * 2) / 1e9)
+    prompt = StepShape(prefill_sequences=1, prefill_tokens=100, prefill_context_pairs=5050)
+    free = replace(SHAPE, cacheless_layers=2)
+    attention_s = (
+        model(shape=shape).explain(prompt).compute_s - model(shape=free).explain(prompt).compute_s
+    )
+    assert attention_s == pytest.approx(4 * 2 * (5 * 5050 + 4 * 30 * 100) / 1e9)
+
+
 PROCESSORS = MeasuredMachine(2, 64 * 2**30, 12e9, 150e9, "2026-11-21")
 SETUPS = [
     ("llama-2-7b", "ml.g5.2xlarge", 1, "float16", TGI_2023),
