@@ -222,32 +222,36 @@ class _Config:
         return total + (query_rank * index_heads + h) * self.count("index_head_dim")
 
     def linear(self) -> tuple[int, int]:
-        """Parameters of one layer with a constant state, and its bytes for each sequence."""
+        """Parameters of one layer with a constant state, and its bytes for each sequence.
+
+        A convolution keeps the inputs before the newest: one fewer than its taps (vLLM,
+        MambaStateShapeCalculator).
+        """
         h, own = self.hidden, self.config.get("linear_attn_config")
         wide = str(self.config.get("mamba_ssm_dtype") or self.config.get("mamba_ssm_cache_dtype"))
         width = _CACHE_BYTES if "16" in wide else _FULL_BYTES
         inner = self.heads * self.head_dim  # lightning attention: queries, keys, values, gate, out
-        params, state, rows = 5 * h * inner, inner * self.head_dim, 0
+        params, state, channels, taps = 5 * h * inner, inner * self.head_dim, 0, 1
         if values := self.count("linear_num_value_heads"):  # gated delta rule
             key = self.count("linear_key_head_dim")
             keys = self.count("linear_num_key_heads") * key
             inner = values * self.count("linear_value_head_dim")
-            rows = (2 * keys + inner) * self.count("linear_conv_kernel_dim")
+            channels, taps = 2 * keys + inner, self.count("linear_conv_kernel_dim", 1)
             params, state = h * (2 * keys + 3 * inner + 2 * values), inner * key
         elif isinstance(own, Mapping):  # Kimi's delta attention, two of whose gates have a low rank
             key, inner = own["head_dim"], own["num_heads"] * own["head_dim"]
-            rows = 3 * inner * int(own.get("short_conv_kernel_size") or 4)
+            channels, taps = 3 * inner, int(own.get("short_conv_kernel_size") or 4)
             params, state = 4 * h * inner + 2 * key * (h + inner), inner * key
         elif size := self.count("state_size"):
             inner = self.count("state_heads") * self.count("state_head_dim")
             inner, groups = inner or self.count("expand", 2) * h, self.count("state_groups")
-            rows = (inner + 2 * groups * size) * self.count("state_taps")
+            channels, taps = inner + 2 * groups * size, self.count("state_taps", 1)
             params, state = h * (3 * inner + 2 * groups * size), inner * size
             if not groups:  # the first kind: steps and a decay for each channel
                 params += inner * (2 * self.count("rank", -(-h // 16)) + 3 * size)
-        elif taps := self.count("conv_L_cache"):  # gated convolution
-            params, state, rows = 4 * h * h, 0, h * taps
-        return params + rows, state * width + rows * _CACHE_BYTES
+        elif self.count("conv_L_cache"):  # gated convolution
+            params, state, channels, taps = 4 * h * h, 0, h, self.count("conv_L_cache")
+        return params + channels * taps, state * width + channels * (taps - 1) * _CACHE_BYTES
 
     def mlp_params(self, mlp: Mlp, experts: int) -> int:
         """Matrices of one layer's MLP with that many experts: all, or those of a token."""

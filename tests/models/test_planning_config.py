@@ -77,9 +77,10 @@ def test_latent_attention_caches_one_vector_a_token_and_layer():
 
 
 def test_a_hybrid_caches_its_full_layers_and_keeps_a_constant_state():
-    """Nemotron 3 Nano: 6 layers of 2 KV heads; 23 of 64 * 64 * 128 states in 32 bits and 4 taps."""
+    """Nemotron 3 Nano: 6 layers of 2 KV heads; 23 of 64 * 64 * 128 states in 32 bits
+    and convolutions of 4 taps, which keep 3 inputs."""
     shape = shape_of("nemotron-3-nano")
-    state = 23 * (64 * 64 * 128 * 4 + (4096 + 2 * 8 * 128) * 4 * 2)
+    state = 23 * (64 * 64 * 128 * 4 + (4096 + 2 * 8 * 128) * 3 * 2)
     assert kv_bytes_per_sequence(shape, 10_000) == 6 * 2 * 2 * 128 * 2 * 10_000 + state
     half = kv_bytes_per_sequence(shape, 10_000, tensor_parallel=2)
     assert half == 6 * 2 * 1 * 128 * 2 * 10_000 + state / 2
@@ -88,10 +89,15 @@ def test_a_hybrid_caches_its_full_layers_and_keeps_a_constant_state():
 
 
 def test_a_state_space_model_needs_no_more_memory_for_longer_requests():
-    """Mamba 2.8B: 64 layers of 5,120 channels with 16 states in 32 bits and 4 taps in 16."""
+    """Mamba 2.8B: 64 layers of 5,120 channels with 16 states in 32 bits, 3 inputs in 16."""
     shape = shape_of("mamba-2.8b")
-    state = 64 * 5120 * (16 * 4 + 4 * 2)
+    state = 64 * 5120 * (16 * 4 + 3 * 2)
     assert kv_bytes_per_sequence(shape, 100) == kv_bytes_per_sequence(shape, 100_000) == state
+
+
+def test_the_catalog_s_states_are_those_of_the_configs():
+    for name in ("jamba-1.5-mini", "granite-4.0-h-small", "kimi-linear-48b-a3b", "qwen3.5-27b"):
+        assert find_model(name).state_bytes == shape_of(name).state_bytes
 
 
 @pytest.mark.parametrize(
