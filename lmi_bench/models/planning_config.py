@@ -200,9 +200,9 @@ class _Config:
         return kv_heads, size or self.head_dim, size or self.count("v_head_dim", self.head_dim)
 
     def mixer_params(self, mixer: Mixer) -> int:
-        """Matrices of one layer's mixer."""
+        """Matrices of one layer's mixer; of a constant state none, `linear` has them."""
         if mixer in ("none", "linear"):
-            return self.linear()[0] if mixer == "linear" else 0
+            return 0
         h, heads, rank = self.hidden, self.heads, self.count("kv_lora_rank")
         kv_heads, key_dim, value_dim = self.grouped(mixer)
         low, query_rank = self.count("o_lora_rank"), self.count("q_lora_rank")
@@ -294,6 +294,8 @@ class _Config:
         tied = self.config.get("tie_word_embeddings", self.family.get("tied") == "1")
         rest = self.vocab * h * (1 if tied else 2)
         rest += sum(mixers.count(each) * self.mixer_params(each) for each in set(mixers))
+        states = self.layers if self._is("falcon_h1") else mixers.count("linear")
+        rest += states * self.linear()[0]
         of_mlps = [sum(self.mlp_params(each, n) for each in mlps) for n in (experts, chosen)]
         rank = self.count("kv_lora_rank")
         kv_heads, key_dim, value_dim = self.grouped("full" if "full" in mixers else "sliding")
@@ -317,7 +319,7 @@ class _Config:
             parallel_branches=all("none" in pair for pair in kinds),
             architecture=str((self.outer.get("architectures") or [""])[0]),
             cacheless_layers=mixers.count("linear") + mixers.count("none"),
-            state_bytes=mixers.count("linear") * self.linear()[1], encoder_params=tower,
+            state_bytes=states * self.linear()[1], encoder_params=tower,
             mtp_layers=mtp,
             mtp_params=mtp * (self.mixer_params("full") + self.mlp_params(mlps[-1], experts)),
         )  # fmt: skip

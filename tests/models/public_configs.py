@@ -173,6 +173,11 @@ CONFIGS: dict[str, Config] = {
         num_experts_per_tok=2, expert_layer_period=2, expert_layer_offset=1, attn_layer_period=8,
         attn_layer_offset=4, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=512,
     ),
+    "falcon-h1-34b": _moe(
+        "falcon_h1", 72, 5120, 20, 4, positions=262144, vocab_size=261120, head_dim=128,
+        intermediate_size=21504, mamba_d_ssm=4096, mamba_n_heads=32, mamba_d_head=128,
+        mamba_d_state=256, mamba_n_groups=2, mamba_d_conv=4, mamba_expand=2,
+    ),
     "nemotron-h-56b": _mamba(
         ("M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-"), 8192, 64, 8, positions=8192,
         intermediate_size=32768,
@@ -319,6 +324,7 @@ PUBLISHED: dict[str, tuple[float, float | None]] = {
     "kimi-linear-48b-a3b": (49, 3),
     "jamba-1.5-mini": (52, 12),
     "jamba-1.5-large": (398, 94),
+    "falcon-h1-34b": (33.6, None),
     "nemotron-h-56b": (56, None),
     "nemotron-3-nano": (31.6, 3.6),
     "nemotron-3-super": (120.6, 12.7),

@@ -95,6 +95,14 @@ def test_a_state_space_model_needs_no_more_memory_for_longer_requests():
     assert kv_bytes_per_sequence(shape, 100) == kv_bytes_per_sequence(shape, 100_000) == state
 
 
+@pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 2), ("float32", 4)])
+def test_a_state_space_beside_attention_has_its_state_in_every_layer(dtype, width):
+    """Falcon-H1 34B: 32 * 128 * 256 states, 3 inputs of 4096 + 2 * 2 * 256 channels, 72 layers."""
+    shape = shape_of("falcon-h1-34b", mamba_ssm_dtype=dtype)
+    assert shape.state_bytes == 72 * (32 * 128 * 256 * width + 3 * (4096 + 2 * 2 * 256) * 2)
+    assert shape.growing_layers == 72
+
+
 def test_the_catalog_s_states_are_those_of_the_configs():
     for name in ("jamba-1.5-mini", "granite-4.0-h-small", "kimi-linear-48b-a3b", "qwen3.5-27b"):
         assert find_model(name).state_bytes == shape_of(name).state_bytes
