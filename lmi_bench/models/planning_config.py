@@ -287,7 +287,7 @@ class _Config:
 
     def shape(self, weight_bytes: int) -> ModelShape:
         """The whole shape. weight_bytes: of all tensors, 0 if not known."""
-        kinds, h = self.kinds(), self.hidden
+        kinds, h, side = self.kinds(), self.hidden, self.count("hidden_size_per_layer_input")
         mixers, mlps = [each for each, _ in kinds], [each for _, each in kinds]
         experts = self.count("experts") if "experts" in mlps else 0
         chosen, tower = min(self.count("chosen"), experts), self.tower_params()
@@ -296,6 +296,12 @@ class _Config:
         rest += sum(mixers.count(each) * self.mixer_params(each) for each in set(mixers))
         states = self.layers if self._is("falcon_h1") else mixers.count("linear")
         rest += states * self.linear()[0]
+        # Gemma: an embedding of each layer; last layers read the cache of those before them
+        looked_up = side * self.layers * self.count("vocab_size_per_layer_input")
+        rest += 3 * side * h * self.layers
+        own = mixers[: max(1, self.layers - self.count("num_kv_shared_layers"))]
+        if self.config.get("use_double_wide_mlp"):
+            rest += (self.layers - len(own)) * self.mlp_params("dense", 0)
         of_mlps = [sum(self.mlp_params(each, n) for each in mlps) for n in (experts, chosen)]
         rank = self.count("kv_lora_rank")
         kv_heads, key_dim, value_dim = self.grouped("full" if "full" in mixers else "sliding")
@@ -308,18 +314,18 @@ class _Config:
             num_kv_heads=self.heads if rank else kv_heads, head_dim=(key_dim + value_dim) // 2,
             ffn_size=self.count("ffn", 4 * h), vocab_size=self.vocab,
             max_positions=self.count("positions", _POSITIONS),
-            params_total=rest + tower + of_mlps[0], params_active=rest + of_mlps[1],
+            params_total=rest + tower + looked_up + of_mlps[0], params_active=rest + of_mlps[1],
             tied_embeddings=bool(tied),
             sliding_window=self.count("window") if "sliding" in mixers else None,
-            full_attention_layers=mixers.count("full"), sliding_kv_heads=windowed[0],
+            full_attention_layers=own.count("full"), sliding_kv_heads=windowed[0],
             sliding_head_dim=sum(windowed[1:]) // 2, experts=experts, experts_per_token=chosen,
             expert_ffn_size=self.count("expert_ffn") if experts else 0,
             shared_experts=round(self.shared_ffn() / self.count("expert_ffn")) if experts else 0,
             latent_kv_dim=rank and rank + self.count("qk_rope_head_dim"), source="config.json",
             parallel_branches=all("none" in pair for pair in kinds),
             architecture=str((self.outer.get("architectures") or [""])[0]),
-            cacheless_layers=mixers.count("linear") + mixers.count("none"),
-            state_bytes=states * self.linear()[1], encoder_params=tower,
+            cacheless_layers=self.layers - own.count("full") - own.count("sliding"),
+            state_bytes=states * self.linear()[1], encoder_params=tower + looked_up,
             mtp_layers=mtp,
             mtp_params=mtp * (self.mixer_params("full") + self.mlp_params(mlps[-1], experts)),
         )  # fmt: skip

@@ -34,7 +34,7 @@ class ModelShape:
     state_bytes            constant state of a sequence in all of these, split over the ranks
     sparse_tokens          sparse attention: tokens that a position attends to, of those before it,
                            in `sparse_layers`; it selects them by `index_values` of every token
-    encoder_params         of `params_total`: read only for images or sound
+    encoder_params         of `params_total`: read only for images or sound, or by a token's own row
     mtp_layers, mtp_params heads that predict more tokens; not in `params_total`
     doubt                  why the sizes may be wrong; empty if they are known
     """

@@ -58,6 +58,22 @@ def _qwen35(layers: int, hidden: int, heads: int, kv: int, values: int, **more: 
     return {"model_type": "qwen3_5", "text_config": text, "vision_config": _QWEN_VISION}
 
 
+def _gemma4_edge(
+    layers: int, hidden: int, kv: int, every: int, shared: int, *, wide: bool
+) -> Config:
+    """Gemma 4 for phones: the last `shared` layers read the cache of those before them."""
+    text = _moe(
+        "gemma4_text", layers, hidden, 8, kv, positions=131072, vocab_size=262144, head_dim=256,
+        global_head_dim=512, intermediate_size=4 * hidden, sliding_window=512,
+        tie_word_embeddings=True, hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=262144, num_kv_shared_layers=shared, use_double_wide_mlp=wide,
+        layer_types=[
+            "sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)
+        ],
+    )  # fmt: skip
+    return {"model_type": "gemma4", "text_config": text}
+
+
 def _mamba(pattern: str, hidden: int, heads: int, kv: int, **more: Any) -> Config:
     return _moe(
         "nemotron_h", len(pattern), hidden, heads, kv, vocab_size=131072, n_groups=8, conv_kernel=4,
@@ -261,6 +277,8 @@ CONFIGS: dict[str, Config] = {
             "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
         },
     },
+    "gemma-4-e2b": _gemma4_edge(35, 1536, 1, 5, 20, wide=True),
+    "gemma-4-e4b": _gemma4_edge(42, 2560, 2, 6, 18, wide=False),
     "command-a": _moe(
         "cohere2", 64, 12288, 96, 8, positions=131072,
         vocab_size=256000, head_dim=128, intermediate_size=36864,

@@ -145,6 +145,26 @@ def test_layers_with_a_window_cache_their_own_heads(name, full, sliding, window)
         assert limited_reads(shape, 1) == (window, pytest.approx(sliding / (full + sliding)))
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "effective", "full", "sliding"),
+    [
+        ("gemma-4-e2b", 35, 2.3e9, 3 * 2 * 512 * 2, 12 * 2 * 256 * 2),
+        ("gemma-4-e4b", 42, 4.6e9, 4 * 2 * 2 * 512 * 2, 20 * 2 * 2 * 256 * 2),
+    ],
+)
+def test_embeddings_of_each_layer_are_looked_up_and_shared_caches_count_once(
+    name, layers, effective, full, sliding
+):
+    """Gemma 4 E2B: 5.1e9 parameters with its encoders, 2.3e9 of them beside the embeddings of each
+    layer, as its card says; 15 of 35 layers have a cache, 3 of them of the whole context."""
+    shape = shape_of(name)
+    assert shape.params_total - shape.params_active == 262_144 * 256 * layers
+    assert shape.params_active == pytest.approx(effective, rel=0.03)
+    streamed = StreamedParams.of(shape, "float16")
+    assert streamed.packed + streamed.full == shape.params_active
+    assert kv_bytes_per_sequence(shape, 10_000) == full * 10_000 + sliding * 512
+
+
 def test_more_ranks_than_heads_share_those_of_windows_alone():
     """Gemma 4 31B on 16 devices: one of 4 heads for whole contexts on each, and one of 16."""
     expected = 10 * 2 * 512 * 2 * 32_768 + 50 * 2 * 256 * 2 * 1024
