@@ -199,10 +199,8 @@ class _Config:
         size = self.count("global_head_dim") if mixer == "full" else 0
         return kv_heads, size or self.head_dim, size or self.count("v_head_dim", self.head_dim)
 
-    def mixer_params(self, mixer: Mixer) -> int:
-        """Matrices of one layer's mixer; of a constant state none, `linear` has them."""
-        if mixer in ("none", "linear"):
-            return 0
+    def attention(self, mixer: Mixer) -> int:
+        """Matrices of one layer's attention."""
         h, heads, rank = self.hidden, self.heads, self.count("kv_lora_rank")
         kv_heads, key_dim, value_dim = self.grouped(mixer)
         low, query_rank = self.count("o_lora_rank"), self.count("q_lora_rank")
@@ -224,8 +222,7 @@ class _Config:
     def linear(self) -> tuple[int, int]:
         """Parameters of one layer with a constant state, and its bytes for each sequence.
 
-        A convolution keeps the inputs before the newest: one fewer than its taps (vLLM,
-        MambaStateShapeCalculator).
+        A convolution keeps one input fewer than its taps (vLLM, MambaStateShapeCalculator).
         """
         h, own = self.hidden, self.config.get("linear_attn_config")
         wide = str(self.config.get("mamba_ssm_dtype") or self.config.get("mamba_ssm_cache_dtype"))
@@ -293,7 +290,7 @@ class _Config:
         chosen, tower = min(self.count("chosen"), experts), self.tower_params()
         tied = self.config.get("tie_word_embeddings", self.family.get("tied") == "1")
         rest = self.vocab * h * (1 if tied else 2)
-        rest += sum(mixers.count(each) * self.mixer_params(each) for each in set(mixers))
+        rest += sum(mixers.count(m) * self.attention(m) for m in {*mixers} - {"none", "linear"})
         states = self.layers if self._is("falcon_h1") else mixers.count("linear")
         rest += states * self.linear()[0]
         # Gemma: an embedding of each layer; last layers read the cache of those before them
@@ -327,7 +324,7 @@ class _Config:
             cacheless_layers=self.layers - own.count("full") - own.count("sliding"),
             state_bytes=states * self.linear()[1], encoder_params=tower + looked_up,
             mtp_layers=mtp,
-            mtp_params=mtp * (self.mixer_params("full") + self.mlp_params(mlps[-1], experts)),
+            mtp_params=mtp * (self.attention("full") + self.mlp_params(mlps[-1], experts)),
         )  # fmt: skip
         return self._doubted(self._compressed(self._sparse(shape)), weight_bytes)
 

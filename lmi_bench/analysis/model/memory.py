@@ -155,7 +155,6 @@ def kv_heads_per_rank(shape: ModelShape, tensor_parallel: int, heads: int = 0) -
     """KV heads that one rank stores; with more ranks than heads, several ranks store the same.
 
     heads  of a layer; 0: of a layer without a window
-
     Raises CapacityError if the heads cannot be divided evenly.
     """
     heads = heads or shape.num_kv_heads
