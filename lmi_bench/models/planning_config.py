@@ -94,6 +94,8 @@ class _Config:
         self.config = inner
         kinds = (str(each.get("model_type")).removesuffix("_text") for each in (inner, config))
         self.family = next((_FAMILIES[kind] for kind in kinds if kind in _FAMILIES), {})
+        left_out = (each.split("=") for each in (self.family.get("defaults") or "").split())
+        self.config = inner = {key: int(value) for key, value in left_out} | inner
         if inner.get("is_encoder_decoder"):
             raise InputError(
                 f"model {name!r} has an encoder and a decoder: only decoders are planned"

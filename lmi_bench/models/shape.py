@@ -22,7 +22,6 @@ class ModelShape:
     sliding_window         tokens
     full_attention_layers  layers whose cache grows with the context; the cache of the others
                            stops at `sliding_window`
-    sliding_kv_heads, sliding_head_dim  of layers with a window, where they differ; 0: as the others
     sliding_kv_heads       of a layer with a window, and sliding_head_dim; 0: as of the others
     experts                0 for a dense model
     latent_kv_dim          MLA: values cached per token and layer, replicated on every rank;

@@ -265,6 +265,16 @@ CONFIGS: dict[str, Config] = {
             "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
         },
     },
+    "gemma-3-4b": {  # as published: what equals transformers' defaults is left out
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560,
+            "intermediate_size": 10240, "sliding_window": 1024,
+        },
+        "vision_config": {
+            "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+        },
+    },
     "gemma-4-31b": {
         "model_type": "gemma4",
         "text_config": _moe(
@@ -354,6 +364,7 @@ PUBLISHED: dict[str, tuple[float, float | None]] = {
     "granite-3.3-8b": (8.17, None),
     "granite-4.0-h-small": (32.2, 9),
     "gemma-3-27b": (27.4, None),
+    "gemma-3-4b": (4.3, None),
     "command-a": (111, None),
     "dbrx": (132, 36),
     "ernie-4.5-300b-a47b": (300, 47),

@@ -50,6 +50,7 @@ BY_ENGINE = {
     "mistral-small-3.1-24b": "Mistral3ForConditionalGeneration",
     "phi-4": "Phi3ForCausalLM",
     "gemma-3-27b": "Gemma3ForConditionalGeneration",
+    "gemma-3-4b": "Gemma3ForConditionalGeneration",
 }
 
 
