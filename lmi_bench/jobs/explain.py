@@ -70,6 +70,8 @@ def memory(settings: settings_of.MemorySettings) -> Explanation:
     values = f"2 x {shape.num_layers} layers x {shape.num_kv_heads} KV heads x {shape.head_dim}"
     if shape.latent_kv_dim:
         values = f"{shape.num_layers} layers x {shape.latent_kv_dim} values"
+    elif shape.cached_layers < shape.num_layers or shape.sliding_kv_heads:
+        values = f"{model_memory.kv_bytes_per_token(shape, bytes_per_value=1):,.0f} values"
     token = model_memory.kv_bytes_per_token(shape, bytes_per_value=value_bytes)
     facts: dict[str, Any] = {"params_b": params / 1e9, "nominal": nominal}
     facts |= {"weights": params * nominal, "degree": degree}

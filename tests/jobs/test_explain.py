@@ -89,3 +89,14 @@ def test_a_machine_79_88_percent_cheaper_breaks_even_at_a_fifth_of_the_throughpu
 def test_sizes_that_cannot_be_are_one_line(values, flag):
     with pytest.raises(InputError, match=flag):
         MemorySettings("llama-2-7b", **values)
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [("gemma-4-31b", "450,560 values"), ("qwen3-next-80b-a3b", "12,288 values"),
+     ("llama-3.1-8b", "2 x 32 layers x 8 KV heads x 128"), ("deepseek-v3", "61 layers x 576")],
+)  # fmt: skip
+def test_the_values_of_a_token_are_those_that_are_cached(model, values):
+    """By hand: 10 * 2*4*512 + 50 * 2*16*256; a quarter of 48 layers, of 2 * 2 * 256."""
+    told = explain.memory(MemorySettings(model, tokens=4096))
+    assert any(term.formula.startswith(values) for term in told.terms)
