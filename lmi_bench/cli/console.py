@@ -93,7 +93,7 @@ def _console(**options: Any) -> "Console":
         def on_broken_pipe(self) -> None:
             _discard(self.file)
 
-    return Output(highlight=False, **options)
+    return Output(highlight=False, markup=False, emoji=False, **options)
 
 
 def _write(text: str) -> None:
@@ -139,7 +139,7 @@ def print_table(
 
     rows, left_out = fit_columns(rows, give_way, stdout().width)
     crowded = _needed(rows, whole_headings=True) > stdout().width
-    stdout().print(title, markup=False, style="bold", soft_wrap=True)  # a table would fold it
+    stdout().print(title, style="bold", soft_wrap=True)  # a table would fold it
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
         if name in left:
@@ -199,24 +199,24 @@ def say(*texts: str) -> None:
             _write(text + "\n")
         else:
             whole = not stdout().is_terminal or text.lstrip().startswith("lmi-bench ")
-            stdout().print(text, markup=False, soft_wrap=whole)
+            stdout().print(text, soft_wrap=whole)
 
 
 def note(*texts: str) -> None:
     """Print remarks on stderr."""
     for text in () if _answer.is_quiet else texts:
-        stderr().print(text, markup=False, style="dim")
+        stderr().print(text, style="dim")
 
 
 def warn(*texts: str) -> None:
     """Print warnings on stderr."""
     for text in texts:
-        stderr().print(f"warning: {text}", markup=False, style="yellow")
+        stderr().print(f"warning: {text}", style="yellow")
 
 
 def fail(text: str) -> None:
     """Print on stderr why the work failed."""
-    stderr().print(f"error: {text}", markup=False, style="red")
+    stderr().print(f"error: {text}", style="red")
 
 
 def write_json(path: Path | None, content: Any, what: str, *, indent: int = 2) -> None:

@@ -131,7 +131,7 @@ def _print_fit(calibration: calibrate.Calibration) -> None:
             {
                 "parameter": name,
                 "value": f"{getattr(profile.parameters, name):.4g}",
-                "80 % factor": f"{1 + Z80 * profile.log_sd[name]:.2f}",
+                "80 % factor": f"{math.exp(Z80 * profile.log_sd[name]):.2f}",
             }
             for name in PARAMETER_NAMES
             if name in profile.log_sd

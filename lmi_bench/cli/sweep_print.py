@@ -283,7 +283,7 @@ def _row(each: Cell) -> dict[str, str]:
         row["best tok/s"] = number(best.throughput_tokens_per_s)
         row["at"] = load_name(curve.axis, best.load)
         row["ms/token there"] = number(best.latency_ms_per_token)
-    prices = (line.usd_per_1m_output_tokens for line in pooled.levels)
+    prices = (line.usd_per_1m_output_tokens for line in pooled.levels if line.valid)
     row["USD/1M out"] = number(min((each for each in prices if each is not None), default=None))
     return row
 

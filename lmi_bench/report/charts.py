@@ -19,7 +19,7 @@ from lmi_bench.report.values import LATENCY, THROUGHPUT, Band, Curve, ReportView
 PALETTE = ("#2f7de1", "#e0742a", "#1f9e77", "#c056a0", "#8f7a2b", "#7568d8", "#4aa3c7", "#d04a4a")
 
 _STATISTICS = ("mean", "p50", "p90", "p99")
-_THROUGHPUT = "Throughput, output tok/s"
+_THROUGHPUT = "Throughput, tok/s"
 _TEXTS: Final = {row["name"]: row for row in read_rows("charts.csv", "report")}
 """Texts of each chart by its name; of a latency over load its key in levels.jsonl and its unit."""
 
@@ -96,7 +96,7 @@ def build_charts(view: ReportView) -> tuple[Chart, ...]:
         charts.append(_throughput(same, suffix))
         charts += [_percentiles(same, suffix, row) for row in _TEXTS.values() if row["metric"]]
     charts += [_ttft_parts(curve, at) for at, curve in enumerate(curves) if curve.ttft_parts]
-    return tuple(charts)
+    return tuple(each for each in charts if any(set(series.y) != {None} for series in each.series))
 
 
 def chart_data(chart: Chart) -> dict[str, Any]:

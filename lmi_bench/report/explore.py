@@ -124,7 +124,7 @@ def _roofline(
 
 
 def levels_data(run: Run, label: str) -> dict[str, Any]:
-    """The last attempt of each level, steady if one was; the accelerators of a copy if known."""
+    """The last attempt of each level, steady if one was; accelerators of all copies if known."""
     steady, both = steady_lines(run.levels), zip(run.levels, run.records, strict=False)
     last = {line.load: (line, here) for line, here in both if line in steady}
     ordered = sorted(last.values(), key=lambda pair: pair[0].load.value)
@@ -132,7 +132,7 @@ def levels_data(run: Run, label: str) -> dict[str, Any]:
     facts = run.manifest.target
     return {
         "label": label,
-        "gpus": facts.tensor_parallel,
+        "gpus": facts.tensor_parallel and facts.tensor_parallel * (facts.copies or 1),
         "levels": levels,
         "roof": _run_roofline(run, [line for line, _ in ordered]),
     }
@@ -156,9 +156,10 @@ def _run_roofline(run: Run, lines: Sequence[Level]) -> dict[str, Any] | None:
 def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
     """Quantiles in ms (empirical, of at most SAMPLE values), time line and first requests.
 
+    usable  False: invalid or cut short
     bin_s   seconds of a bin; in_flight, tokens_per_s and errors (by kind) of each bin
     server  means of the server's own gauges over the level
-    lanes   sent, first token, end in seconds, the status, and the lane if it has several requests
+    lanes   sent, first token, end in microseconds, the status, and the lane if several have one
     """
     columns, is_open = columns_of(records), line.load.is_open
     values = {key: columns.values_ms(key, open_loop=is_open)[0] for key in _METRICS}
@@ -174,7 +175,8 @@ def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
     for row in np.flatnonzero(~columns.ok).tolist():
         errors[columns.status[row]][min(BINS - 1, int(ended_s[row] / bin_s))] += 1
     return {
-        "name": line.name,
+        "name": line.name if line.valid else f"{line.name} (invalid)",
+        "usable": line.valid and not line.is_cut_short,
         "load": line.load.value,
         "throughput": line.throughput_tokens_per_s,
         "quantiles": {
@@ -212,7 +214,8 @@ def _lanes(records: Sequence[RequestRecord], ends_s: Sequence[float]) -> Iterato
         if lane == LANES:
             return
         ended_s[lane : lane + 1] = [end_s]
-        shown = [record.sent_s, next(iter(record.token_times_s), None), end_s, record.status]
+        times_s = (record.sent_s, next(iter(record.token_times_s), None), end_s)
+        shown = [*(None if at is None else round(1e6 * at) for at in times_s), record.status]
         yield [*shown, lane + 1, f"session {session}"] if with_session else shown
 
 

@@ -78,8 +78,10 @@ def _draw(axes: "Axes", chart: Chart) -> None:
 def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
     points = [
         (load, x, y)
-        for load, x, y in zip(series.curve.loads, series.x, series.y, strict=True)
-        if x is not None and y is not None
+        for load, x, y, valid in zip(
+            series.curve.loads, series.x, series.y, series.curve.valid, strict=True
+        )
+        if x is not None and y is not None and valid
     ]
     # without mathtext, and not a label that matplotlib would leave out of the legend
     label = series.label.replace("$", r"\$").lstrip("_") or "run"

@@ -1,5 +1,6 @@
 """One run as a report shows it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -151,14 +152,18 @@ def _extremes(curve: SweepCurve, between: levels.Interval) -> list[Headline]:
     if (usd := best.line.usd_per_1m_output_tokens) is not None:
         detail += f"; {usd:,.2f} USD for 1M output tokens"
     headlines = [Headline("Best throughput", number(best.throughput_tokens_per_s), "tok/s", detail)]
-    first = curve.usable[0]
+    first = min(curve.usable, key=lambda point: _first_ms(point.line) or math.inf)
     statistic = "p50" if first.line.of("ttft").p50 else "mean"
-    ttft = first.line.of("ttft").value(statistic)
+    ttft = _first_ms(first.line)
     if ttft is not None:
         stated = _stated(between(first.line, "ttft", statistic))
         detail = f"{stated}at {load_name(curve.axis, first.load)}, {_pace(first)}"
         headlines.append(Headline("Fastest first token", number(ttft), "ms TTFT", detail))
     return headlines
+
+
+def _first_ms(line: Level) -> float | None:
+    return line.of("ttft").p50 or line.of("ttft").mean
 
 
 def _pace(point: LevelPoint) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from lmi_bench.cli.console import fit_columns
@@ -24,3 +27,16 @@ def test_the_least_telling_columns_go_first_and_the_state_never(width, kept):
     rows, left_out = fit_columns([ROW, {**ROW, "load": "32"}], ["p99", "p90"], width)
     assert [list(row) for row in rows] == [kept, kept]
     assert set(left_out) == set(ROW) - set(kept)
+
+
+def test_what_a_server_or_a_user_wrote_is_printed_as_it_is(capfd):
+    """Brackets are no markup and names no emoji, in a table either."""
+    program = (
+        "from lmi_bench.cli.console import note, print_table, say\n"
+        "print_table('t [/x]', [{'target': 'gpu [fp8]', 'said': 'unexpected [/INST]'}])\n"
+        "say('runs/a:100:b [bold]')\nnote('[/dim]')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "[/dim]\n")
+    for text in ("t [/x]", "gpu [fp8]", "unexpected [/INST]", "runs/a:100:b [bold]"):
+        assert text in done.stdout

@@ -56,8 +56,10 @@ def test_a_level_of_embeddings_has_requests_input_tokens_and_ends_alone(tmp_path
     """38 requests and the first of each of two users, of 16 words: 640 tokens in, none out."""
     run, options = tmp_path / "run", ("--concurrency", "2", "--requests-per-level", "38")
     with served() as url:
-        done = lmi_bench("sweep", url, *SWEEP, *options, "--slo", "e2e_p50<=2s", "--out", run)
+        limit = ("--slo", "e2e_p50<=2s")
+        done = lmi_bench("sweep", url, *SWEEP, *options, *limit, "--out", run, expect=(0, 2))
     (level,) = map(json.loads, (run / "levels.jsonl").read_text().splitlines())
+    assert (done.returncode == 0) is level["valid"]
     assert (level["requests"], level["errors"]) == (40, 0)
     assert (level["input_tokens"], level["output_tokens"]) == (640, 0)
     assert level["throughput_tokens_per_s"] == 0

@@ -11,6 +11,7 @@ import pytest
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.load import Load
 from lmi_bench.report.charts import build_charts
+from lmi_bench.report.figures import _draw_series
 from lmi_bench.report.view import build_view
 from tests.levels import changed
 from tests.report.figures import figures_of
@@ -156,3 +157,27 @@ def test_no_text_of_a_run_or_candidate_is_read_as_a_tag_by_plotly(runs_of, recom
             assert shown in json.dumps(figures[name])
         tags = set(re.findall("<[^>]*>", json.dumps(figures)))
         assert tags == {"<br>", "<extra>", "</extra>"}
+
+
+def test_embeddings_have_no_empty_charts_and_their_unit_is_not_that_of_answers(sweep):
+    """Their throughput is of the prompts; they have no gaps and no first token."""
+    lines = [
+        replace(line, output_tokens=0, latency={"e2e": line.of("e2e")}) for line in sweep.levels
+    ]
+    charts = build_charts(build_view([replace(sweep, levels=lines)]))
+    assert [chart.anchor for chart in charts] == ["chart-throughput"]
+    assert charts[0].y_title == "Throughput, tok/s"
+
+
+def test_a_static_figure_leaves_out_what_is_invalid(sweep):
+    from matplotlib.figure import Figure
+
+    lines = [*sweep.levels]
+    lines[3] = replace(lines[3], valid=False, invalid_reason="late")
+    (chart,) = (
+        each for each in build_charts(build_view([replace(sweep, levels=lines)]))
+        if each.anchor == "chart-throughput"
+    )  # fmt: skip
+    axes = Figure().subplots()
+    _draw_series(axes, chart, chart.series[0])
+    assert axes.lines[0].get_xdata().tolist() == [1, 2, 4, 16, 32, 64]

@@ -58,7 +58,27 @@ def test_quantiles_are_of_completed_requests_and_lanes_of_all(level):
     assert level["quantiles"]["ttft_ms"] == [1000.0] * len(QUANTILES)
     assert level["quantiles"]["e2e_ms"][0] == 2000.0
     assert level["quantiles"]["e2e_ms"][-1] == 4000.0
-    assert level["lanes"] == [[0, 1, 4, "ok"], [2, 3, 4, "ok"], [0, None, 3, "timeout"]]
+    lanes = [[0, 10**6, 4 * 10**6, "ok"], [2 * 10**6, 3 * 10**6, 4 * 10**6, "ok"]]
+    assert level["lanes"] == [*lanes, [0, None, 3 * 10**6, "timeout"]]
+
+
+def test_lanes_are_exact_after_minutes_too():
+    """What the page shows is the difference of two times: 68 ms after a quarter of an hour."""
+    record = RequestRecord(0, 903.1111, Exchange(903.1111, (903.1791, 904.25)))
+    (found,) = levels_data(one_level([record]), "")["levels"]
+    assert found["lanes"] == [[903_111_100, 903_179_100, 904_250_000, "ok"]]
+
+
+def test_throughput_is_of_all_copies_and_invalid_levels_say_so():
+    run = one_level([RequestRecord(0, 0.0, Exchange(0.0, (1.0, 2.0)))])
+    four = replace(
+        run, manifest=Manifest(target=TargetFacts(kind="engine", tensor_parallel=2, replicas=4))
+    )
+    assert (levels_data(run, "")["gpus"], levels_data(four, "")["gpus"]) == (2, 8)
+    assert levels_data(run, "")["levels"][0]["usable"]
+    late = replace(run, levels=[replace(run.levels[0], valid=False)])
+    (found,) = levels_data(late, "")["levels"]
+    assert (found["usable"], found["name"]) == (False, "concurrency 2 (invalid)")
 
 
 def test_a_long_level_is_as_large_as_a_short_one(sweep, monkeypatch):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from lmi_bench.analysis.results.compare import compare_runs
+from lmi_bench.cli.sweep_print import _row
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Statistics
 from lmi_bench.core.load import Load
+from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.jobs import matrix
 from lmi_bench.report.formats import key_title, number, statistic_cell, usd
 from lmi_bench.report.view import build_view
 
@@ -357,3 +361,27 @@ def test_runs_that_cannot_be_judged_say_why(runs_of, monkeypatch):
     monkeypatch.setattr("lmi_bench.report.view._MOST_TO_JUDGE", 10)
     (reason,) = build_view([first, other]).unjudged
     assert "lmi-bench compare runs/a RUN" in reason
+
+
+def test_an_invalid_level_is_no_improvement_and_its_price_is_not_the_best(sweep, runs_of):
+    other = runs_of()
+    lines = [*other.levels]
+    lines[3] = replace(lines[3], valid=False, invalid_reason="late", usd_per_1m_output_tokens=1.0,
+                       throughput_tokens_per_s=2 * lines[3].throughput_tokens_per_s)  # fmt: skip
+    lines[2] = replace(lines[2], usd_per_1m_output_tokens=3.0)
+    other = replace(other, path=Path("runs/b"), levels=lines)
+    table = build_view([sweep, other]).comparison
+    (cells,) = (row.cells for row in table.rows if row.cells[0].text == "8")
+    assert [cell.tone for cell in cells[1:]] == ["", "warn", "", "warn"]
+    assert all("%" not in cell.text for cell in cells)
+    cell = matrix.Cell("b", "256/48", parse_scenario({}), state="finished", run=other)
+    assert _row(cell)["USD/1M out"] == "3"
+
+
+def test_the_fastest_first_token_is_not_that_of_a_cold_first_level(runs_of):
+    run = runs_of()
+    slow = replace(run.levels[0].of("ttft"), p50=900.0, mean=900.0)
+    first = replace(run.levels[0], latency={**run.levels[0].latency, "ttft": slow})
+    view = build_view([replace(run, levels=[first, *run.levels[1:]])])
+    (told,) = (each for each in view.runs[0].headlines if each.label == "Fastest first token")
+    assert "at concurrency 2" in told.detail

@@ -353,7 +353,7 @@ def _keep_artefacts(
 
 def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) -> VariantResult:
     """A variant's figures, and its speed beside the baseline's."""
-    levels = [] if each.run is None else each.run.levels
+    levels = [] if each.run is None else [line for line in each.run.levels if line.valid]
     best = max((line.throughput_tokens_per_s or 0.0 for line in levels), default=0.0)
     loaded, first = each.parts.loaded, base.parts.loaded
     token_bytes = loaded.kv_cache_bytes / each.parts.config.cache_tokens

@@ -101,7 +101,8 @@
   };
 
   const lanes = () => {
-    const rows = level().lanes;
+    const s = (us) => us && us / 1e6;
+    const rows = level().lanes.map(([sent, first, end, ...rest]) => [s(sent), s(first), s(end), ...rest]);
     const place = (row, at) => row[4] ?? at + 1;  // of a session: the lane of its agent
     const inSessions = rows.some((row) => row.length > 4);
     const part = (name, from, to, colour) => ({
@@ -138,7 +139,7 @@
     const data = all.runs.flatMap((each, at) => {
       const median = all.quantiles.indexOf(0.5);
       const points = each.levels
-        .filter((one) => one.quantiles.itl_ms && one.throughput)
+        .filter((one) => one.usable && one.quantiles.itl_ms && one.throughput)
         .map((one) => ({ x: 1000 / one.quantiles.itl_ms[median], y: one.throughput / (each.gpus ?? 1), name: one.name }));
       return [
         line(each.label, points.map((p) => p.x), points.map((p) => p.y), at, {
@@ -162,7 +163,7 @@
   const fleet = (place) => advice(place).rows;
   const named = (row) =>
     `${row.instances} × ${row.instance}, TP ${row.tensor_parallel} × ${row.replicas}`;
-  const gpus = (row) => row.instances * row.tensor_parallel * row.replicas;
+  const gpus = (row) => (row.instances - row.spare) * row.tensor_parallel * row.replicas;
   const scattered = (points, least, x, y, bars) => {
     const kinds = [
       ["meets the SLOs", (row) => row.meets && !row.chosen, colour(0), "circle", 8],
