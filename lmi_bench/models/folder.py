@@ -88,7 +88,10 @@ def config_file(name: str) -> Path | None:
 
 
 def check_loadable(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise InputError if the model needs custom code."""
+    """Raise InputError if the model needs custom code, or its weights' format is no object."""
+    stored = config.get("quantization_config")
+    if stored and not isinstance(stored, Mapping):
+        raise InputError(f"{folder / 'config.json'}: quantization_config {stored!r} is no object")
     named = config.get("architectures") or [""]
     needs_code = bool(config.get("auto_map")) and named[0] not in _ONCE_CUSTOM
     if needs_code or config.get("trust_remote_code"):
@@ -139,13 +142,14 @@ def with_rope_scaling(config: Mapping[str, Any], scaling: RopeScaling) -> dict[s
     changed = dict(config)
     own = dict(changed.pop("rope_parameters", None) or changed.pop("rope_scaling", None) or {})
     changed.pop("rope_scaling", None)
-    trained = own.get(_TRAINED) or changed.get("max_position_embeddings")
+    trained = next((v for o in (own, changed) if (v := o.get(_TRAINED))), None)
+    trained = trained or changed.get("max_position_embeddings")
     if not isinstance(trained, int):
         raise InputError("config.json has no max_position_embeddings: no length to scale")
     rope = {"rope_type": scaling.kind, "factor": scaling.factor, _TRAINED: trained}
-    theta = own.get("rope_theta") or changed.get("rope_theta")
-    if theta is not None:
-        rope["rope_theta"] = changed["rope_theta"] = theta
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if (value := own.get(key) or changed.get(key)) is not None:
+            rope[key] = changed[key] = value
     changed["rope_scaling"] = rope
     changed["max_position_embeddings"] = trained
     return changed

@@ -60,6 +60,9 @@ def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
         )
     text = config.get("text_config")  # of a model that reads images as well
     if architecture.endswith("ForConditionalGeneration") and isinstance(text, Mapping):
+        kind = str(text.get("model_type") or "").removesuffix("_text")
+        if kind not in ("", ARCHITECTURES[architecture]):
+            raise InputError(f"model {name!r}: {architecture} with a {kind} text is not supported")
         tied = config.get("tie_word_embeddings")
         config = {**text, **({} if tied is None else {"tie_word_embeddings": tied})}
     family = ARCHITECTURES[architecture]
@@ -110,13 +113,12 @@ class _Reader:
                 raise InputError(f"{self._where} has none of {', '.join(keys)}")
             return kind(text)
         value = config[key]
-        if kind is float:
-            self._refuse_type(key, value, int | float, "a number")
-        elif kind is int:
-            self._refuse_type(key, value, int, "a whole number")
-            self.refuse(value < 0, f"{key} must be 0 or more, got {value}")
-        else:
+        if kind is str:
             self._refuse_type(key, value, str, "text")
+            return value
+        whole = kind is int
+        self._refuse_type(key, value, int if whole else int | float, f"a {'whole ' * whole}number")
+        self.refuse(not 0 <= value < 1e15, f"{key} must be 0 or more, got {value}")
         return value
 
     def _refuse_type(self, key: str, value: Any, wanted: Any, words: str) -> None:
@@ -144,7 +146,10 @@ class _Reader:
         """Complete rotary settings. Of a `turned_frac` a family rotates that share of a head's
         features; others all, whatever transformers' scalings say."""
         kind = str(stated.get("rope_type") or stated.get("type") or "default")
-        if "trained" in facts and kind in ("su", "yarn"):  # as Phi-3's first files called it
+        if stated.get("short_factor") and kind in (
+            "su",
+            "yarn",
+        ):  # as Phi-3's first files called it
             kind = "longrope"
         rope, positions = {**stated, "rope_type": kind}, facts["max_positions"]
         if rope.get("rope_theta") is None:
@@ -232,7 +237,8 @@ def _spec(read: _Reader, family: str, facts: Facts) -> DecoderSpec:
     rope = facts["rope"] = facts.get("rope") or read.rope(facts)
     rotated = facts.get("turned", facts["head_dim"] * rope["partial_rotary_factor"])
     read.refuse(int(rotated) % 2 > 0, f"{rotated} rotated features of a head are odd")
-    if "window_rope" not in facts:  # Gemma 3 states its whole length
+    if "window_rope" not in facts or (read.get("rope_scaling") or {}).get(_TRAINED):
+        # Gemma 3 states its whole length, and no trained one
         facts["max_positions"] = _longest_context(facts["max_positions"], rope)
     facts["dense_layers"] = _dense_layers(read, facts)
     facts["tensors"] = {

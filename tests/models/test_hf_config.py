@@ -187,6 +187,20 @@ def test_qwens_window_begins_where_max_window_layers_says():
         (named("Llama", {"hidden_size": "big"}), "hidden_size must be a whole number, got 'big'"),
         (named("Llama", {}), "config.json has none of hidden_size"),
         (named("Falcon", falcon(2, 64, 4, alibi=True)), "alibi is not supported"),
+        *(
+            (
+                named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"rms_norm_eps": eps}),
+                "rms_norm_eps must be 0 or more, got ",
+            )
+            for eps in (-1.0, math.nan, math.inf)
+        ),
+        (
+            {
+                "architectures": ["Mistral3ForConditionalGeneration"],
+                "text_config": sizes(2, 64, 4, 4, 96, 100, 512) | {"model_type": "ministral3"},
+            },
+            "Mistral3ForConditionalGeneration with a ministral3 text is not supported",
+        ),
         (
             named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"layer_types": WINDOWS}),
             "layer_types slide but no window is set",

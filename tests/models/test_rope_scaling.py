@@ -11,6 +11,7 @@ from lmi_bench.models.folder import (
     shape_of_folder,
     with_rope_scaling,
 )
+from lmi_bench.models.hf_config import spec_from_hf_config
 
 LLAMA = {
     "model_type": "llama",
@@ -74,6 +75,44 @@ def test_a_scaling_of_its_own_is_replaced_and_counts_from_the_trained_length():
     }
     assert changed["max_position_embeddings"] == 1024
     assert "rope_parameters" not in changed
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+@pytest.mark.parametrize(
+    ("own", "trained"),
+    [
+        ({"architectures": ["Gemma3ForCausalLM"], "max_position_embeddings": 32768}, 32768),
+        (
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {
+                    "type": "longrope",
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [2.0] * 8,
+                },
+            },
+            4096,
+        ),
+        (
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "max_position_embeddings": 512,
+                "original_max_position_embeddings": 512,
+                "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            },
+            512,
+        ),
+    ],
+)
+def test_every_family_is_stretched_from_its_trained_length(own, trained, kind):
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100}
+    config = LLAMA | sizes | {"hidden_size": 64, "head_dim": 16} | own
+    spec = spec_from_hf_config("m", with_rope_scaling(config, parse_rope_scaling(f"{kind}:2")))
+    assert spec.max_positions == 2 * trained
+    kept = own.get("rope_parameters", {}).get("partial_rotary_factor", 1.0)
+    assert spec.rope["partial_rotary_factor"] == kept
 
 
 @pytest.mark.parametrize("wrong", ["linear", "linear:1", "linear:x", "llama3:4", "yarn:-2", ":2"])

@@ -973,14 +973,17 @@ static void turns(Engine& e, int64_t row, const float* frequencies, float* to) {
   const LmiSequence& sequence = e.step->sequence[e.sequence[row]];
   const float length = float(sequence.first_position + sequence.rows);
   float slower = 1.0f;
-  if (m.growth_factor > 0 && length > m.trained_length)
+  const bool scaled = frequencies == m.frequencies;  // layers with a window of their own are not
+  int64_t turned = half;  // the features after these stay
+  while (turned && !(frequencies[turned - 1] > 0)) turned--;
+  if (scaled && m.growth_factor > 0 && length > m.trained_length)
     slower = powf(m.growth_factor * (length / m.trained_length) - (m.growth_factor - 1.0f),
                   m.growth_power);
   for (int64_t i = 0; i < half; i++) {
     float frequency = frequencies[i];
-    if (slower != 1.0f) frequency /= powf(slower, float(2 * i) / float(m.head_dim));
+    if (slower != 1.0f) frequency /= powf(slower, float(i) / float(turned));
     const float angle = float(e.position[row]) * frequency;
-    const float length = frequencies[i] > 0 ? m.amplitude : 1;  // 0: a feature that stays
+    const float length = scaled && frequencies[i] > 0 ? m.amplitude : 1;  // 0: a feature that stays
     to[i] = cosf(angle) * length;
     to[half + i] = sinf(angle) * length;
   }

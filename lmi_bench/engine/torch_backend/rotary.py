@@ -152,6 +152,8 @@ def _yarn(frequencies: Tensor, settings: Settings, head_dim: int) -> Tensor:
     """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3.2): as llama3, but the ramp is linear in
     the feature's index, between `beta_fast` and `beta_slow` rotations over the trained length."""
     theta, trained = settings["rope_theta"], _number(settings, _TRAINED)
+    if theta <= 1:
+        raise InputError(f"config.json: yarn needs a rope_theta above 1, not {theta}")
 
     def index_of(turns: float) -> float:
         return head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -186,7 +188,7 @@ def _short_factors(settings: Settings, count: int) -> Tensor:
     """LongRoPE's divisors of frequencies up to the trained length (Ding et al. 2024,
     arXiv:2402.13753)."""
     factors = settings.get("short_factor")
-    if not isinstance(factors, list) or len(factors) != count:
+    if type(factors) is not list or [type(f) in (int, float) for f in factors] != [True] * count:
         raise InputError(f"config.json: longrope needs a short_factor of {count} numbers")
     return torch.tensor(factors, dtype=torch.float32)
 

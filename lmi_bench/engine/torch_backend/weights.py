@@ -323,6 +323,8 @@ def _scaled(stored: Checkpoint, source: str, scale_name: str, is_packed: bool) -
     the scale of their tensor, row, block or group."""
     name = f"{source}weight_packed" if is_packed else f"{source}weight"
     shape = stored.stored_shape(name)
+    if len(shape) != 2:
+        raise InputError(f"tensor {name!r} has the shape {shape}, which is no matrix")
     if is_packed:
         shape = (shape[0], 8 * shape[1])
         if stored.read(f"{source}weight_shape").tolist() != list(shape):
@@ -366,6 +368,8 @@ def _parts(name: str, whole: Form, spec: DecoderSpec) -> Iterator[tuple[str, For
         shape, read = (count, *whole.shape[1:]), partial(_rows, whole, first, first + count)
         yield f"{prefix}.{part}.{last}", Form(shape, read)
         first += count
+    if first != whole.shape[0]:
+        raise InputError(f"{name!r} has {whole.shape[0]} rows, but config.json asks for {first}")
 
 
 def _rows(whole: Form, first: int, stop: int, *index: int | slice) -> Tensor:

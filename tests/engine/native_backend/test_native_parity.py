@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 
 from lmi_bench.engine.native_backend.executor import NativeExecutor
+from lmi_bench.models.folder import parse_rope_scaling, with_rope_scaling
 from tests.engine.torch_backend.parity import (
     assert_any_mix_gives_the_same_tokens,
     assert_equal_but_for_near_ties,
@@ -42,6 +44,16 @@ MODELS = {
     "Gemma": ("Gemma", {}),
     "Gemma 2": ("Gemma2", {}),
     "Gemma 3": ("Gemma3", {"tie_word_embeddings": True}),
+    "Gemma 3, yarn RoPE": (
+        "Gemma3",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 }
 
 
@@ -61,6 +73,21 @@ def test_a_batch_of_requests_gets_the_tokens_that_transformers_gives_each(
     requests = random_requests(1, 10)
     outputs, _ = asyncio.run(generate(model.folder, requests, block_size=16, load=loader(compiled)))
     assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+def test_half_of_a_heads_features_turn_slower_beyond_the_trained_length(make_model, compiled):
+    """transformers has no such Phi-3, --rope-scaling makes one: torch is the measure."""
+    model = make_model("Phi3", partial_rotary_factor=0.5)
+    path = model.folder / "config.json"
+    config = json.loads(path.read_text()) | {"max_position_embeddings": 40}
+    scaled = with_rope_scaling(config, parse_rope_scaling("dynamic:4"))
+    path.write_text(json.dumps(scaled | {"eos_token_id": None}))
+    requests = random_requests(1, 10)
+    found = [
+        asyncio.run(generate(model.folder, requests, block_size=16, **load))[0]
+        for load in ({"load": loader(compiled)}, {})
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma2"])

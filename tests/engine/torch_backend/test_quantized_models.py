@@ -232,6 +232,9 @@ def change_config(folder, **changes):
         ({"quant_method": "gptq", "bits": 4}, "'gptq' cannot be loaded; supported: awq"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "layout 'gemv'"),
         ({"quant_method": "awq", "bits": 8}, "8 bits"),
+        ({"quant_method": "awq", "group_size": None}, "group_size None is no whole number"),
+        ({"quant_method": "awq", "group_size": "x"}, "group_size 'x' is no whole number"),
+        ("awq", "quantization_config 'awq' is no object"),
     ],
 )
 def test_what_is_quantized_in_another_way_is_named(llama, tmp_path, stated, words):

@@ -149,6 +149,40 @@ def test_forms_that_would_be_read_wrongly_are_refused(make_model, tmp_path, part
 
 
 @pytest.mark.parametrize("load", [TorchExecutor.load, NativeExecutor.load])
+def test_a_fused_matrix_of_another_size_is_refused(make_model, load):
+    """With one KV head fewer, V would be read from the second K head."""
+    model = make_model("Phi3", num_key_value_heads=2)
+    path = model.folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_key_value_heads": 1}))
+    with pytest.raises(InputError, match=r"has 128 rows, but config.json asks for 96"):
+        load(model.folder, LoadSettings(num_blocks=2, threads=1))
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "words"),
+    [
+        (
+            "Llama", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0},
+            "a rope_theta above 1, not 1.0",
+        ),
+        (
+            "Phi3",
+            {"rope_type": "longrope", "factor": 2.0, "short_factor": ["x"] * 8,
+             "long_factor": [1.0] * 8, "original_max_position_embeddings": 64},
+            "longrope needs a short_factor of 8 numbers",
+        ),
+    ],
+)  # fmt: skip
+def test_rotary_settings_that_compute_nothing_are_one_line(
+    make_model, tmp_path, family, rope, words
+):
+    model = make_model(family)
+    folder = rewritten(model.folder, tmp_path / "m", stored(model), rope_parameters=rope)
+    with pytest.raises(InputError, match=words):
+        scores(folder)
+
+
+@pytest.mark.parametrize("load", [TorchExecutor.load, NativeExecutor.load])
 def test_another_head_in_the_file_of_a_tied_model_is_taken(make_llama, tmp_path, load):
     """As transformers does; a copy of the embedding is no other head."""
     model = make_llama(tie_word_embeddings=True, initializer_range=0.1)

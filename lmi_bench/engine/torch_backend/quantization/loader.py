@@ -71,6 +71,9 @@ def stored_plan(
     method = str(stated.get("quant_method", "")).lower()
     if method in FLOAT_METHODS:
         return None
+    group_size = stated.get("group_size", 128 if method == "awq" else 0)
+    if type(group_size) is not int:
+        raise InputError(f"{folder / 'config.json'}: group_size {group_size!r} is no whole number")
     if method == "awq":
         bits = stated.get("bits", stated.get("w_bit", 4))
         version = str(stated.get("version", "gemm")).lower()
@@ -80,10 +83,9 @@ def stored_plan(
                 "cannot be loaded; only 4 bits in the layout 'gemm' are supported"
             )
         # -1: one scale for a whole row, which must not be split
-        settings = QuantizeSettings(Scheme.AWQ_INT4)
-        group_size = max(0, int(stated.get("group_size", 128)))
+        settings, group_size = QuantizeSettings(Scheme.AWQ_INT4), max(0, group_size)
     elif method == OWN_METHOD:
-        settings, group_size = _own_settings(folder, stated), int(stated.get("group_size", 0))
+        settings = _own_settings(folder, stated)
     else:
         raise InputError(
             f"{folder / 'config.json'}: weights quantized with {method or 'an unnamed method'!r} "
@@ -119,7 +121,7 @@ def _own_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
             per_token=bool(stated.get("per_token", True)),
             per_channel=bool(stated.get("per_channel", True)),
         )
-    except (KeyError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError) as exc:
         raise InputError(f"{folder / 'config.json'}: quantization_config: {exc}") from exc
 
 
