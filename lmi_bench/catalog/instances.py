@@ -79,13 +79,9 @@ def bare_machine(accelerator: Accelerator, count: int) -> Instance:
     if link.bytes_per_s is None:
         link = replace(accelerator.pcie_link, is_shared=accelerator.name in _ONLY_VIRTUAL)
     return Instance(
-        instance_type=f"{count} x {accelerator.name}",
-        accelerator=accelerator,
-        num_accelerators=count,
-        link=link,
-        vcpus=0,
-        host_memory_bytes=0,
-    )
+        instance_type=f"{count} x {accelerator.name}", accelerator=accelerator,
+        num_accelerators=count, link=link, vcpus=0, host_memory_bytes=0,
+    )  # fmt: skip
 
 
 _SUMMED: Final = (
@@ -151,13 +147,9 @@ def _with_fresh_prices(instance: Instance) -> Instance:
     hosting = fresh.get((instance.instance_type, "sagemaker"))
     if hosting is not None and hosting.date > _day(instance.price_date):
         instance = replace(
-            instance,
-            price_usd_per_hour=hosting.usd_per_hour,
-            price_region=hosting.region,
-            price_date=hosting.date,
-            price_source=hosting.source,
-            price_component="Hosting",
-        )
+            instance, price_usd_per_hour=hosting.usd_per_hour, price_region=hosting.region,
+            price_date=hosting.date, price_source=hosting.source, price_component="Hosting",
+        )  # fmt: skip
     virtual = fresh.get((instance.instance_type, "ec2"))
     if virtual is not None and virtual.date > _day(instance.ec2_price_source):
         instance = replace(

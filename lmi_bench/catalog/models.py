@@ -60,13 +60,9 @@ def _names(entry: CatalogModel) -> tuple[str, ...]:
 
 
 _INDEX = Index(
-    "model",
-    "Give a catalog name, or a folder with a config.json.",
-    all_model_entries,
-    names=_names,
-    shown=2,
-    key=model_key,
-)
+    "model", "Give a catalog name, or a folder with a config.json.", all_model_entries,
+    names=_names, shown=2, key=model_key,
+)  # fmt: skip
 
 
 _DATE: Final = re.compile(r"\d{4}|\d{6}|thinking|preview|latest")

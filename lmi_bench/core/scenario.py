@@ -112,6 +112,8 @@ class Scenario(Section, TopFields):
 
     @model_validator(mode="after")
     def _sessions_have_their_own_load(self) -> Scenario:
+        if self.workload.begins_within and self.load.rate_per_s:
+            raise ValueError("begins_within is for concurrency: a rate has no lanes")
         if self.workload.has_sessions:
             if self.load.search is not None:
                 raise ValueError("a search over conversations is not supported; list the levels")
@@ -146,10 +148,11 @@ class Scenario(Section, TopFields):
         content = self.canonical()
         for free in ("name", "unrecorded", *(() if self.load.is_adaptive else ("slo",))):
             content.pop(free, None)
-        workload = content["workload"]
+        workload, usual = content["workload"], Scenario().canonical()
         for section, names in _ADDED.items():
             for name in names:
-                if not content[section][name] and content[section][name] != "":
+                value = content[section][name]
+                if not value and value != "" and value == usual[section][name]:
                     del content[section][name]
         for name in _FILES:
             if workload.get(name) is not None:

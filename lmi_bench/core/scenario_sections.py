@@ -98,7 +98,7 @@ class WorkloadSection(Section, fields.SessionFields, fields.WorkloadFields):
         return self
 
     def _check_documents(self, shortest: int) -> None:
-        if self.dataset or self.trace or self.conversations or self.turns:
+        if self.dataset or self.trace or self.has_sessions:
             raise ValueError("documents are a part of generated single prompts")
         if (found := self.corpus) is None:
             raise ValueError(f"documents {self.documents!r}: write COUNTxTOKENS, such as 1000x1500")

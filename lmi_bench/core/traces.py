@@ -11,6 +11,7 @@ Conversations are JSON lines, or one JSON list, of ShareGPT's `conversations` ([
 answer only the length is used: a replay continues from the answers that it gets.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -182,6 +183,8 @@ def block_tokens_of(row: Mapping[str, Any], requests: Sequence[TraceRequest]) ->
     """
     usual = BAILIAN_BLOCK_TOKENS if is_bailian(row) else MOONCAKE_BLOCK_TOKENS
     stated = row.get("block_size")
+    if stated is not None and not re.fullmatch(r"[1-9]\d{0,8}", str(stated)):
+        raise InputError(f"block_size must be a whole number above 0, got {stated!r}")
     sizes: tuple[int, ...] = (usual, *_BLOCK_SIZES) if stated is None else (int(stated),)
     with_ids = [request for request in requests if request.hash_ids]
     odd: list[TraceRequest] = []

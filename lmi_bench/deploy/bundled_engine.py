@@ -97,15 +97,11 @@ def bundled_settings(
     used["option.hf_overrides"] = "rope_scaling" in engine
     known = {name for name, option in options.items() if option.engine_setting or used.get(name)}
     return BundledSettings(
-        model=values.get("option.model_id"),
-        engine=engine,
+        model=values.get("option.model_id"), engine=engine,
         loading_timeout_s=None if timeout is None else int(timeout),
-        ignored=tuple(name for name in values if name not in known),
-        batching=batching,
-        lmi_replies=replies,
-        lmi_streams=streams,
-        notes=_notes(settings) + compiles,
-    )
+        ignored=tuple(name for name in values if name not in known), batching=batching,
+        lmi_replies=replies, lmi_streams=streams, notes=_notes(settings) + compiles,
+    )  # fmt: skip
 
 
 def _notes(settings: Mapping[str, Setting]) -> tuple[str, ...]:

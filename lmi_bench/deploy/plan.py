@@ -129,14 +129,10 @@ class DeploymentPlan:
         """The estimated start-up of a machine; arguments as for `estimated_start_up`."""
         setup = self.setup
         return estimated_start_up(
-            setup.instance,
-            weight_bytes=weight_bytes(setup.shape, setup.dtype),
-            num_layers=setup.shape.num_layers,
-            tensor_parallel=setup.tensor_parallel,
-            workers=workers,
-            downloads=downloads,
-            compiles=self.engine.cuda_graphs is not False,
-        )
+            setup.instance, weight_bytes=weight_bytes(setup.shape, setup.dtype),
+            num_layers=setup.shape.num_layers, tensor_parallel=setup.tensor_parallel,
+            workers=workers, downloads=downloads, compiles=self.engine.cuda_graphs is not False,
+        )  # fmt: skip
 
     def scaling_target(self, stated: float | None, most_machines: int | None) -> float:
         """Concurrent requests of a copy at which autoscaling adds one; raises InputError."""

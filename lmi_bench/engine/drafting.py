@@ -111,15 +111,11 @@ class DraftingExecutor:
         mirror = self._mirrors[entry.seq_id]
         new_block_ids, mirror.new_block_ids = mirror.new_block_ids, ()
         return BatchEntry(
-            seq_id=entry.seq_id,
-            kind=StepKind.DECODE,
-            token_ids=tuple(mirror.tail),
-            first_position=mirror.filled,
-            new_block_ids=new_block_ids,
-            samples=True,
+            seq_id=entry.seq_id, kind=StepKind.DECODE, token_ids=tuple(mirror.tail),
+            first_position=mirror.filled, new_block_ids=new_block_ids, samples=True,
             sampling=replace(entry.sampling, logprobs=False, top_logprobs=0),
             num_generated=entry.num_generated + len(mirror.drafts),
-        )
+        )  # fmt: skip
 
     def _with_drafts(self, entry: BatchEntry) -> BatchEntry:
         if entry.kind is not StepKind.VERIFY:

@@ -26,7 +26,7 @@ Fetch = Callable[[str], str]
 
 _TIMEOUT_S = 20.0
 _MOST_GROUPS = 6
-_LE = re.compile(r'le="([^"]+)"')
+_LE = re.compile(r'\ble="([^"]+)"')
 _ENGINES = {
     engine: metrics
     for engine, *metrics in (row.values() for row in read_rows("engine_metrics.csv", "interchange"))
@@ -41,8 +41,14 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
 
     Raises InputError if nothing answers or no known engine is found.
     """
-    get = fetch or _fetch
     base = url.rstrip("/")
+    try:
+        return _read(fetch or _fetch, base, hours)
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise InputError(f"{base} does not answer like a Prometheus server: {exc}") from exc
+
+
+def _read(get: Fetch, base: str, hours: float) -> Summary:
     is_page, window = base.endswith("/metrics"), f"{max(1, round(hours * 60))}m"
     page = _counts_of_page(get(base)) if is_page else {}
     for engine, (*lengths, counter) in _ENGINES.items():
@@ -109,16 +115,16 @@ def _groups(buckets: Mapping[float, float]) -> list[tuple[float, float]]:
     Raises InputError if nothing was counted.
     """
     edges = sorted(buckets)
-    whole = buckets[edges[-1]] if edges else 0.0
+    whole = max(buckets.values(), default=0.0)
     if not whole > 0:
         raise InputError("the metrics have counted no request yet")
     parts, low, seen = [], 0.0, 0.0
     for edge in edges:
-        count = buckets[edge] - seen
+        count = buckets[edge] - seen  # below 0: of a model whose buckets are others
         middle = 1.5 * low if math.isinf(edge) else (low + edge) / 2
         if count > 0:
             parts.append((max(1.0, middle), count / whole))
-        seen, low = buckets[edge], edge
+        seen, low = max(seen, buckets[edge]), edge
     while len(parts) > _MOST_GROUPS:
         at = min(range(len(parts) - 1), key=lambda i: parts[i][1] + parts[i + 1][1])
         (a, share_a), (b, share_b) = parts[at], parts[at + 1]
@@ -137,11 +143,7 @@ def _counts_of_server(get: Fetch, base: str, name: str, window: str) -> Mapping[
 
 def _asked(get: Fetch, base: str, kind: str, fields: Mapping[str, Any]) -> list[Any]:
     url = f"{base}/api/v1/{kind}?{urllib.parse.urlencode(fields)}"
-    try:
-        answer = json.loads(get(url))
-        return list(answer["data"]["result"])
-    except (ValueError, KeyError, TypeError) as exc:
-        raise InputError(f"{base} does not answer like a Prometheus server: {exc}") from exc
+    return list(json.loads(get(url))["data"]["result"])
 
 
 def _fetch(url: str) -> str:

@@ -43,9 +43,9 @@ _LEAST_EPOCH_S, _LAST_EPOCH_S = 1e8, 4.2e9  # 1973 to 2103
 _MOST_TEXTS = 20_000  # prompts that are compared for a shared prefix
 _MAY_LACK_A_TIME = 0.1  # share of the lines; with more the rate would be understated
 _DATE = re.compile(
-    r"(?:\d{4}[-/]?\d\d[-/]?\d\d[T ]\d\d"  # ISO 8601, also with slashes
-    r"|\d{1,2}/\w{3}/\d{4}:\d\d"  # access logs
-    r"|(?:\w{3}, )?\d{1,2} \w{3} \d{4} \d\d?):?\d\d"  # mail
+    r"(?:(?:19|20)\d\d[-/]?\d\d[-/]?\d\d[T ]\d\d"  # ISO 8601, also with slashes
+    r"|\d{1,2}/\w{3}/(?:19|20)\d\d:\d\d"  # access logs
+    r"|(?:\w{3}, )?\d{1,2} \w{3} (?:19|20)\d\d \d\d?):?\d\d"  # mail
 )
 _DATE_FORMS: Final = ("ISO8601", "%d/%b/%Y %H:%M:%S %z", "mixed")
 _EPOCH: Final = pd.Timestamp(0, tz="UTC")
@@ -56,7 +56,7 @@ _CALLS = re.compile(
 )
 _OTHER_WORK = re.compile(
     r"^(SPAN|EVENT|TRACE|AGENT|TOOL|CHAIN|RETRIEVER|GUARDRAIL|EVALUATOR)$"
-    r"|embedding|image|speech|transcription|rerank|moderation",
+    r"|embedding|image_|speech|transcription|rerank|moderation",
     re.IGNORECASE,
 )
 _LENGTHS: Final = ["input", "output"]
@@ -172,6 +172,7 @@ def _read(columns: Columns, assume: tuple[float, float]) -> pd.DataFrame:
     is_call                   whether the path is of an LLM API; missing: no path
     key                       of id, time and lengths; missing: no id
     stamp, prompt             the time as it is in the file; the prompt's text or blocks
+    blocks                    number of blocks of the prompt; missing: none
     """
     first, given = columns.first, columns.given
     prompt, line, ids = first("prompt", _text), first("request", request_line), first("id", _word)
@@ -192,7 +193,7 @@ def _read(columns: Columns, assume: tuple[float, float]) -> pd.DataFrame:
         other = _seconds(first("request_time", _clock))
         found["at_s"] = found["at_s"].fillna(other[other > _LEAST_EPOCH_S])
     why = _left_out(columns, method, found[_LENGTHS])
-    keys = ids
+    keys, blocks = ids, first("blocks", _blocks)
     if ids.notna().any():
         keys = pd.util.hash_pandas_object(found.assign(id=ids.map(str)), index=False)
     return found.assign(
@@ -202,7 +203,8 @@ def _read(columns: Columns, assume: tuple[float, float]) -> pd.DataFrame:
         is_call=mapped(path, lambda text: _CALLS.search(text) is not None),
         key=keys.astype(object).where(ids.notna(), None),
         stamp=first("time", lambda value: value or None),
-        prompt=filled(first("blocks", _blocks), prompt).where(why == ""),
+        prompt=filled(blocks, prompt).where(why == ""),
+        blocks=mapped(blocks, len),
     )
 
 
@@ -248,8 +250,9 @@ def _traffic(log: LogFile, found: pd.DataFrame, prompts: _Prompts) -> Traffic:
     at_s, stamp, no_rate = found["at_s"], str(found["stamp"].iloc[0]), _no_rate(log, found)
     is_mooncake, scale = _is_mooncake(log.first), 1 / _CHARACTERS_PER_TOKEN
     if is_mooncake or traces.is_bailian(log.first):
-        usual = traces.MOONCAKE_BLOCK_TOKENS if is_mooncake else traces.BAILIAN_BLOCK_TOKENS
-        scale = int(log.first.get("block_size", usual))
+        sizes = found[["input", "blocks"]].dropna().head(_MOST_TEXTS).astype(int).to_numpy()
+        some = [traces.TraceRequest(0.0, each, 1, tuple(range(n))) for each, n in sizes.tolist()]
+        scale = traces.block_tokens_of(log.first, some)
     times = (at_s * 0 if no_rate else at_s - at_s[0]).fillna(0) / (1000 if is_mooncake else 1)
     is_absolute = not no_rate and at_s[0] > _LEAST_EPOCH_S
     assumed, estimated = int(found["is_assumed"].sum()), int(found["is_estimated"].sum())

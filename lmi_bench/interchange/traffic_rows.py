@@ -50,7 +50,9 @@ _REQUEST = re.compile(
     r"(?: HTTP/[\d.]+)?"
 )
 _STATUS = re.compile(r'"?\s+"?(\d{3})\b')
-_BALANCER = re.compile(r"^(?:(?:https?|h2|grpcs|wss?) )?\d{4}-\d\d-\d\dT\S+ \S+ \S+:\d+ ")
+_BALANCER = re.compile(
+    r"^(?:(?:https?|h2|grpcs|wss?) )?\d{4}-\d\d-\d\dT\S+ \S+ \S+:\d+ (?:\S+:\d+|-) -?[\d.]+ "
+)
 _DATE = re.compile(
     r"\d{1,2}/\w{3}/\d{4}:\d\d:\d\d:\d\d(?:\.\d+)?(?: [+-]\d{4})?"
     r"|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -178,7 +180,7 @@ class LogFile:
     def _table(self, lines: Iterator[str], delimiter: str) -> Iterator[Mapping[str, Any]]:
         csv.field_size_limit(_LONGEST_FIELD)
         reader = (row for row in csv.reader(lines, delimiter=delimiter) if any(row))
-        names = [name.strip() for name in next(reader)]
+        names = [name.strip() for name in next(reader, ())]
         width = len(names)
         for cells in reader:
             if len(cells) != width and (len(cells) < width or any(cells[width:])):

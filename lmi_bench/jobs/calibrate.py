@@ -199,14 +199,10 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
         prompts = sorted({measured.input_tokens, 4 * longest})
         for degree, prompt, users in itertools.product(sorted(degrees), prompts, _USERS):
             cell = replace(
-                measured,
-                setup=replace(measured.setup, tensor_parallel=degree),
-                input_tokens=prompt,
-                load=Load(users),
-                num_requests=3 * users,
-                replicas=1,
+                measured, setup=replace(measured.setup, tensor_parallel=degree),
+                input_tokens=prompt, load=Load(users), num_requests=3 * users, replicas=1,
                 max_sequences=None,
-            )
+            )  # fmt: skip
             if _key(cell) not in grid and can_run(fit.profile, cell):
                 grid[_key(cell)] = cell
     return list(grid.values())

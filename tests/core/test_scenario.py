@@ -188,6 +188,32 @@ def test_the_hash_follows_what_is_measured_and_nothing_else():
     assert parse_scenario({"engine": {"max_rolling_batch_size": 4}}).hash() != base
 
 
+def test_a_cap_of_nothing_is_not_no_cap(tmp_path):
+    """Without any pause the load is another one, which no run may go on with."""
+    (tmp_path / "agents.jsonl").write_text("{}")
+    workload = {"agent_trace": str(tmp_path / "agents.jsonl")}
+    hashes = {
+        parse_scenario({"workload": workload | more}).hash()
+        for more in ({}, {"idle_cap_s": 0}, {"idle_cap_s": 5})
+    }
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workload": {"agents": "steps=4", "documents": "10x20"}}, "documents are a part of"),
+        (
+            {"workload": {"agents": "steps=4", "begins_within": True}, "load": {"rate_per_s": [1]}},
+            "begins_within is for concurrency",
+        ),
+    ],
+)
+def test_settings_without_effect_beside_agents_are_refused(given, said):
+    with pytest.raises(InputError, match=said):
+        parse_scenario(given)
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_run_of_an_earlier_release_goes_on_with_its_scenario(path):
     assert load_scenario(path).hash()[:16] == HASHES[path.stem]

@@ -114,6 +114,13 @@ def test_a_trace_is_stretched_to_another_rate(tmp_path):
         ("{broken\n", "neither JSON lines nor"),
         (MOONCAKE.splitlines()[0] + "\n", "no two requests at different times"),
         (MOONCAKE.replace("1019", '"many"'), "request 2 cannot be read"),
+        *(
+            (
+                MOONCAKE.replace('"timestamp"', f'"block_size": {size}, "timestamp"'),
+                "block_size must be a whole number above 0",
+            )
+            for size in ("0", '"x"', "[]", "1e400", "-16", "true")
+        ),
     ],
 )
 def test_what_is_no_trace_says_why(tmp_path, text, why):

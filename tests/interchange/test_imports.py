@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
@@ -382,3 +383,42 @@ def test_an_archive_that_is_cut_off_or_not_there_is_one_line(tmp_path):
             read_results(path)
     with pytest.raises(InputError, match=r"cannot read .*nothing\.json: No such file"):
         read_results(tmp_path / "nothing.json")
+
+
+def test_files_of_the_same_load_stay_levels_of_their_own(tmp_path):
+    """Summaries have no requests that could be pooled: each file is a level."""
+    content = json.loads((DATA / "vllm.json").read_text())
+    paths = []
+    for at, speed in enumerate((100.0, 50.0, 10.0)):
+        paths.append(tmp_path / f"{at}.json")
+        paths[-1].write_text(json.dumps(content | {"output_throughput": speed}))
+    run = tmp_path / "run"
+    assert write_imported([*map(read_results, paths)], run, command=["x"]) == 3
+    found = [line.throughput_tokens_per_s for line in pooled_run(load_run(run)).levels]
+    assert found == [100.0, 50.0, 10.0]
+
+
+def test_rows_of_several_machines_or_models_are_not_one_run(tmp_path):
+    one = json.loads((DATA / "inferencex_agg.json").read_text())
+    path = tmp_path / "agg.json"
+    several = {
+        "accelerator is b200 and h200": {"hw": "b200"},
+        "is 4 and 8": {"tp": 8},
+        "model is large and tiny": {"model": "large"},
+    }
+    for named, other in several.items():
+        path.write_text(json.dumps([one, one | other]))
+        with pytest.raises(InputError, match=named):
+            read_results(path)
+    path.write_text(json.dumps([one, one | {"conc": 8}]))
+    assert len(read_results(path).levels) == 2
+
+
+def test_inference_perfs_users_are_users(tmp_path):
+    """It queues a stage of users at once, so its rate is the number of requests."""
+    content = json.loads((DATA / "inference_perf_stage_0.json").read_text())
+    content["load_summary"] |= {"concurrency": 16, "requested_rate": 400.0}
+    path = tmp_path / "stage_0_lifecycle_metrics.json"
+    path.write_text(json.dumps(content))
+    (level,) = read_results(path).levels
+    assert (level.level.load.concurrency, level.level.load.rate_per_s) == (16, None)

@@ -102,6 +102,52 @@ def test_equal_blocks_of_a_trace_are_a_shared_prefix(tmp_path):
     assert traffic.prefix.repeated == pytest.approx(2 / 9)
 
 
+def test_the_blocks_of_a_trace_are_as_long_as_its_lengths_say(tmp_path):
+    """40 ids for 640 tokens: blocks of 16, of which 30 begin all prompts alike."""
+    rows = [
+        {"timestamp": 100 * at, "input_length": 640, "output_length": 9,
+         "hash_ids": [*range(30), *range(100 * at + 100, 100 * at + 110)]}
+        for at in range(20)
+    ]  # fmt: skip
+    assert read_traffic(log(tmp_path, rows)).prefix.common == 480
+    for size in (None, "x", [], 0):
+        odd = [row | {"block_size": size} for row in rows]
+        if size is not None:
+            with pytest.raises(InputError, match=r"block_size must be a whole number above 0"):
+                read_traffic(log(tmp_path, odd))
+
+
+def test_a_chat_with_an_image_is_a_request_and_a_drawing_is_none(tmp_path):
+    kinds = ("text", "image", "file", "search", "image_generation")
+    rows = [
+        {"chat_id": at, "timestamp": at, "input_length": 32, "output_length": 9, "type": kind}
+        for at, kind in enumerate(kinds)
+    ]
+    assert len(read_traffic(log(tmp_path, rows)).requests) == 4
+
+
+def test_lines_of_a_programs_log_are_not_a_load_balancers(tmp_path):
+    path, calls = tmp_path / "access.log", '"POST /v1/completions HTTP/1.1"'
+    path.write_text(
+        f"2026-01-01T00:00:00Z INFO access.py:123 {calls} 200\n"
+        f"2026-01-01T00:00:01Z INFO 10.0.0.1:5000 - {calls} 500\n"
+        f"2026-01-01T00:00:02Z INFO 10.0.0.1:5000 - {calls} 200\n"
+    )
+    assert len(read_traffic(path, assume=(500, 200)).requests) == 2
+
+
+def test_a_date_that_is_none_and_a_table_of_nothing_are_no_fault(tmp_path):
+    rows = [
+        {"created_at": at, "prompt_tokens": 9, "completion_tokens": 3}
+        for at in ("0001-01-01T00:00:00Z", *[f"2026-01-01T00:00:{s:02d}Z" for s in range(12)])
+    ]
+    assert len(read_traffic(log(tmp_path, rows)).requests) == 12
+    path = tmp_path / "nothing.csv"
+    path.write_text(",\n,\n")
+    with pytest.raises(InputError, match="holds no request"):
+        read_traffic(path)
+
+
 PAGE = """# HELP vllm:request_prompt_tokens ...
 vllm:request_prompt_tokens_bucket{model_name="m",le="100"} 30
 vllm:request_prompt_tokens_bucket{model_name="m",le="200"} 40
@@ -124,6 +170,20 @@ def test_a_page_of_metrics_gives_lengths_and_says_that_it_knows_no_rate():
     assert (found.peak_per_s, found.mean_per_s, found.hourly_per_s) == (None, None, ())
     assert any(text.startswith("rate and daily curve") for text in found.unknown)
     assert any("separately" in text for text in found.unknown)
+
+
+def test_models_with_buckets_of_their_own_make_one_whole_mix():
+    """All of a's prompts are at most 2,000 tokens long; only b has a bucket of 5,000."""
+    name = "vllm:request_prompt_tokens_bucket"
+    counts = {"a": {"2000": 100, "+Inf": 100}, "b": {"2000": 50, "5000": 100, "+Inf": 100}}
+    page = PAGE[PAGE.index("vllm:request_generation") :] + "".join(
+        f'{name}{{role="x",model_name="{model}",le="{le}"}} {count}\n'
+        for model, buckets in counts.items()
+        for le, count in buckets.items()
+    )
+    kinds = read_metrics("http://host/metrics", fetch=lambda _url: page).kinds
+    assert sum(kind.share for kind in kinds) == pytest.approx(1)
+    assert {kind.input_tokens for kind in kinds} >= {1000}
 
 
 def test_a_prometheus_server_also_knows_the_rate():
@@ -150,6 +210,10 @@ def test_a_server_of_something_else_is_refused():
         read_metrics("http://host:9090", fetch=lambda _url: "<html>")
     with pytest.raises(InputError, match="has no metrics of vLLM, TGI, SGLang"):
         read_metrics("http://host:9090", fetch=lambda _url: '{"data": {"result": []}}')
+    for result in ([{"value": [0, "4"]}], [{"metric": {"le": "1"}, "value": [0, "x"]}], [None]):
+        answer = json.dumps({"data": {"result": result}})
+        with pytest.raises(InputError, match="does not answer like a Prometheus server"):
+            read_metrics("http://host:9090", fetch=lambda _url, answer=answer: answer)
     with pytest.raises(InputError, match="does not answer: nonnumeric port"):
         read_metrics("http://127.0.0.1:90x0")
     with pytest.raises(InputError, match="write prometheus:http"):

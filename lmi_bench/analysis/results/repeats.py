@@ -288,7 +288,7 @@ def pooled_attempts(
     lines: Sequence[Level], attempts: Sequence[Sequence[RequestRecord]]
 ) -> tuple[list[Level], list[Sequence[RequestRecord]]]:
     """The lines and the records of `pooled_run`. A search's levels stay apart: it repeats a load
-    with more requests, to confirm a verdict by few."""
+    with more requests, to confirm a verdict by few. So do imported ones without records."""
     left_out, searched = set_aside(lines), any(line.search is not None for line in lines)
     if searched:
         left_out = {place: why for place, why in left_out.items() if why == _NOT_STEADY}
@@ -299,7 +299,8 @@ def pooled_attempts(
     levels, records = [], []
     for places in groups.values():
         kept = [place for place in places if place not in left_out]
-        for pool in [[place] for place in kept] if searched else [kept]:
+        apart = searched or not all(attempts[place] for place in kept)
+        for pool in [[place] for place in kept] if apart else [kept]:
             line, pooled = _pool([lines[i] for i in pool], [attempts[i] for i in pool])
             why = [f"{lines[i].attempt} ({left_out[i]})" for i in places if i in left_out]
             levels.append(replace(line, attempts_left_out=why) if why else line)
@@ -316,8 +317,6 @@ def _pool(
     pooled: list[RequestRecord] = []
     end_s = 0.0
     for records in attempts:
-        if not records:
-            continue
         start_s = min(record.sent_s for record in records)
         first_id = len(pooled)
         pooled += [
@@ -325,8 +324,6 @@ def _pool(
             for place, record in enumerate(records)
         ]
         end_s += columns_of(records).wall_s
-    if not pooled:  # an imported level has its statistics only
-        return last, ()
     spec = LevelSpec(
         last.index, Load(last.load.concurrency, last.load.rate_per_s), num_requests=len(pooled)
     )

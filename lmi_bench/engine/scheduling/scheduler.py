@@ -125,14 +125,10 @@ class Scheduler:
         if seq_id in self._sequences:
             raise InputError(f"request {seq_id} is already in the engine: ids must be unique")
         seq = Sequence(
-            seq_id=seq_id,
-            index=self._next_index,
-            prompt_token_ids=prompt_token_ids,
-            sampling=sampling,
-            arrival_s=arrival_s,
-            num_prompt_tokens=num_prompt_tokens,
+            seq_id=seq_id, index=self._next_index, prompt_token_ids=prompt_token_ids,
+            sampling=sampling, arrival_s=arrival_s, num_prompt_tokens=num_prompt_tokens,
             tokens_to_fill=num_prompt_tokens,
-        )
+        )  # fmt: skip
         self._next_index += 1
         self._sequences[seq_id] = seq
         if client is None:

@@ -258,10 +258,6 @@ def _model_error(original_status: int, said: bytes, why: str = "") -> web.Respon
         f'({original_status}) from primary with message "{said.decode()}".'
     )
     return failures.aws_error(
-        424,
-        "ModelError",
-        message,
-        OriginalStatusCode=original_status,
-        OriginalMessage=said.decode(),
-        LogStreamArn="",
-    )
+        424, "ModelError", message, OriginalStatusCode=original_status,
+        OriginalMessage=said.decode(), LogStreamArn="",
+    )  # fmt: skip

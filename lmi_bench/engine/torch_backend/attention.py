@@ -323,13 +323,9 @@ class PagedAttention:
             # 32 n + 1 (pytorch/pytorch issue 191937)
             keys, values = keys.contiguous(), values.contiguous()
         attended = functional.scaled_dot_product_attention(
-            q.view(rows, kv_heads, group, self._head_dim).permute(1, 2, 0, 3),
-            keys,
-            values,
-            attn_mask=prompt.bias,
-            is_causal=prompt.bias is None,
-            scale=self._scale,
-        )
+            q.view(rows, kv_heads, group, self._head_dim).permute(1, 2, 0, 3), keys, values,
+            attn_mask=prompt.bias, is_causal=prompt.bias is None, scale=self._scale,
+        )  # fmt: skip
         return attended.permute(2, 0, 1, 3).reshape(rows, -1, self._head_dim)
 
     def _weights(self, layer: int, scores: Tensor, bias: Tensor, head: int | None) -> Tensor:

@@ -95,13 +95,9 @@ class TritonStep:
             attention, mlp, norm = layer.block, layer.mlp, layer.block.qk_norm
             qkv = attention.qkv(_add_norm(x, delta, layer.attention_norm))
             turned = ops.turn_and_store(
-                qkv,
-                None if norm is None else (norm.tensors[0], norm.eps),
-                (cos, sin),
-                slots,
-                (cache.keys[index], cache.values[index]),
-                heads,
-            )
+                qkv, None if norm is None else (norm.tensors[0], norm.eps), (cos, sin), slots,
+                (cache.keys[index], cache.values[index]), heads,
+            )  # fmt: skip
             values = qkv.view(len(qkv), -1, head_dim)[:, turned.shape[1] :]
             attended = attend(index, turned[:, :heads], turned[:, heads:], values)
             if index == last:  # from here on a row feeds only its own logits

@@ -102,6 +102,10 @@ def _explained(path: Path) -> Iterator[None]:
 def _joined(parts: Sequence[Imported]) -> Imported:
     """All levels, with what the first part says of the rest."""
     first = parts[0]
+    for name in first.facts:
+        values = {str(value) for part in parts if (value := part.facts.get(name)) not in (None, [])}
+        if len(values) > 1:
+            raise InputError(f"{name} is {' and '.join(sorted(values))}: import each by itself")
     levels = tuple(level for part in parts for level in part.levels)
     is_same = all(part.workload == first.workload for part in parts)
     return replace(first, levels=levels, workload=first.workload if is_same else {})

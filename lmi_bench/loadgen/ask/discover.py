@@ -149,13 +149,9 @@ def accepts(
     """
     try:
         wire_format, reply, forced = ask_for_two(
-            probe,
-            find_format(protocol, stream=stream),
-            model,
-            stream=stream,
-            ignore_eos=ignore_eos,
-            whole=False,
-        )
+            probe, find_format(protocol, stream=stream), model, stream=stream,
+            ignore_eos=ignore_eos, whole=False,
+        )  # fmt: skip
     except UnansweredError:
         return Accepted()
     check_key(probe, wire_format, reply)
