@@ -109,6 +109,11 @@ def test_markdown_tables_have_as_many_cells_as_columns_whatever_the_names(runs_o
             assert len(cells) == 1
 
 
+def test_no_name_is_a_tag_in_markdown(sweep, faster_sweep):
+    labels = ["<img src=x>", "b"]
+    assert "<img" not in render_markdown(build_view([sweep, faster_sweep], labels=labels))
+
+
 def test_markdown_names_the_recommendation_and_what_was_rejected(recommendation):
     text = render_markdown(build_view([], [recommendation]))
     assert "**Recommended for llama-2-7b: 2 × ml.g5.12xlarge**" in text
