@@ -287,7 +287,9 @@ def _fitted(
     about = {
         "date": done.profile.fitted_date,
         "lmi_bench": __version__,
-        "endpoint": re.sub(r"(?<=://)[^/]*|(?<=^sagemaker:).*", REDACTED, site.scenario.target),
+        "endpoint": re.sub(
+            r"(?<=://)[^/?]*|(?<=^sagemaker:).*|\?.*", REDACTED, site.scenario.target
+        ),
         "engine": site.run.manifest.target.engine or "not stated",
         "model": setup.shape.name,
         "dtype": setup.dtype,

@@ -15,7 +15,7 @@ from lmi_bench.analysis.results.confidence import (
     shares,
 )
 from lmi_bench.core.durable import json_values, read_text
-from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.errors import CapacityError, InputError, file_reason
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.engine.replicas import ServingEngine
@@ -90,7 +90,10 @@ def run_closing(parts: EngineParts, work: Awaitable[T]) -> T:
 
 def prompt_text(prompt: str) -> str:
     """The prompt, or standard input for `-`; raises InputError for an empty one."""
-    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+    except UnicodeDecodeError as exc:
+        raise InputError(f"standard input: {file_reason(exc)}") from exc
     if not text:
         raise InputError("the prompt is empty: give --prompt TEXT, or text on stdin")
     return text

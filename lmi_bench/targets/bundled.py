@@ -125,7 +125,7 @@ def open_torch_engine(
         router=settings.router, back_end_note=plan.back_end.note,
         facts=_facts(plan, loaded, config), notes=_notes(plan, loaded, draft, config),
         drafter=drafting.drafter_for(settings, shape, None if draft is None else draft.model_shape),
-        first_replica=loaded, memory_budget=budget,
+        first_replica=loaded, draft=draft, memory_budget=budget,
     )  # fmt: skip
 
 

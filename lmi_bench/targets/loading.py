@@ -134,6 +134,7 @@ def check_memory(plan: LoadPlan, dtype: str) -> None:
         return
     on_cpu = plan.gpus is None
     weight_bytes = shape_of_folder(plan.folder).params_total * torch_dtype(dtype).itemsize
+    weight_bytes *= copies_a_device(plan.settings.replicas, plan.degree, plan.gpus)
     check_weights_fit(
         plan.folder.name,
         weight_bytes // (1 if on_cpu else plan.degree),

@@ -52,7 +52,7 @@ class EngineParts:
     drafter         of speculative decoding
     router          policy that chooses the replica for a request
     back_end_note   what runs the steps of a bundled engine, and why
-    first_replica   of a bundled engine
+    first_replica   of a bundled engine; draft: its draft model
     memory_budget   of each replica's cache if it follows the free memory
     """
 
@@ -69,12 +69,18 @@ class EngineParts:
     router: str = "round_robin"
     back_end_note: str = ""
     first_replica: "LoadedModel | None" = None
+    draft: "LoadedModel | None" = None
     memory_budget: MemoryBudget | None = None
 
     @property
     def request_overhead_s(self) -> float:
         """Time of a request outside a simulated engine; a bundled one has its own."""
         return 0.0 if self.profile is None else self.profile.parameters.request_overhead_s
+
+    @property
+    def models(self) -> "tuple[LoadedModel, ...]":
+        """Of a replica of a bundled engine."""
+        return tuple(model for model in (self.first_replica, self.draft) if model is not None)
 
     @property
     def quantized(self) -> QuantizedBytes | None:

@@ -156,11 +156,14 @@ def memory_need(recipe: Recipe, shape: ModelShape, name: str, engine: EngineSect
     """The memory that one variant needs.
 
     prepare = float weights if the scheme is calibrated, else the weights in its format
-    measure = weights of the format + draft + largest concurrency * (input + output) * KV bytes
+    measure = replicas * (weights of the format + draft)
+              + largest concurrency * (input + output) * KV bytes
     """
     scheme = parse_scheme(engine.quantize)
     bits = max(_NARROWEST_BITS, scheme.bits)
-    weights = memory.weight_bytes(shape, _FORMATS.get(scheme, f"int{bits}"))
+    floats = engine.dtype or _FLOATS
+    own = _FORMATS | {Scheme.NONE: floats}
+    weights = memory.weight_bytes(shape, own.get(scheme, f"int{bits}"))
     rounded = shape.params_total - memory.embedding_params(shape)
     weights -= (bits - scheme.bits) * rounded // memory.BITS_PER_BYTE
     evaluate = recipe.evaluate
@@ -168,12 +171,13 @@ def memory_need(recipe: Recipe, shape: ModelShape, name: str, engine: EngineSect
     shapes = [shape]
     if engine.draft is not None and engine.draft != "ngram":
         shapes.append(_shape(engine.draft))
-    drafts = sum(memory.weight_bytes(each, _FLOATS) for each in shapes[1:])
-    cache = round(tokens * sum(memory.kv_bytes_per_token(each) for each in shapes))
+    drafts = sum(memory.weight_bytes(each, floats) for each in shapes[1:])
+    width = memory.kv_bytes_per_value(floats, engine.kv_dtype)
+    cache = sum(memory.kv_bytes_per_token(each, bytes_per_value=width) for each in shapes)
     return MemoryNeed(
         name,
-        memory.weight_bytes(shape, _FLOATS) if scheme.calibrated else weights,
-        weights + drafts + cache,
+        memory.weight_bytes(shape, floats) if scheme.calibrated else weights,
+        (weights + drafts) * engine.replicas + round(tokens * cache),
         engine.tensor_parallel if isinstance(engine.tensor_parallel, int) else 1,
     )
 

@@ -185,7 +185,7 @@ def optimize(
             _keep_artefacts(recipe, variant, each, folder, listener)
         measured.append(each)
     # the baseline against itself: what the machine alone does to a ratio
-    again = {**measured[0].stages_s, "sweep_s": 0.0}
+    again = dict.fromkeys(measured[0].stages_s, 0.0)
     measured.append(replace(measured[0], name=BASELINE_AGAIN, rounds=[], stages_s=again))
     _sweep_in_rounds(recipe, measured, folder, listener)
     results = [_result(each, measured[0], recipe.evaluate) for each in measured]
@@ -284,13 +284,12 @@ def _sweep_in_rounds(
 
     A drift of the machine then meets every variant, and the baseline both first and last.
     """
-    rounds = recipe.evaluate.rounds
-    for number in range(1, rounds + 1):
+    for number in range(1, recipe.evaluate.rounds + 1):
         for each in measured if number % 2 else reversed(measured):
             quantized = each.parts.quantized
             if quantized is not None and quantized.emulated:
                 continue
-            name = each.name if rounds == 1 else f"{each.name}-round-{number}"
+            name = f"{each.name}-round-{number}"
             start_s = time.monotonic()
             run = _sweep(_scenario(recipe, each.settings), folder, name, listener)
             each.stages_s["sweep_s"] += time.monotonic() - start_s
@@ -355,9 +354,10 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
     """A variant's figures, and its speed beside the baseline's."""
     levels = [] if each.run is None else [line for line in each.run.levels if line.valid]
     best = max((line.throughput_tokens_per_s or 0.0 for line in levels), default=0.0)
-    loaded, first = each.parts.loaded, base.parts.loaded
-    token_bytes = loaded.kv_cache_bytes / each.parts.config.cache_tokens
-    room = first.weight_bytes + first.kv_cache_bytes
+    weight_bytes = sum(model.weight_bytes for model in each.parts.models)
+    cache_bytes = sum(model.kv_cache_bytes for model in each.parts.models)
+    token_bytes = cache_bytes / each.parts.config.cache_tokens
+    room = sum(model.weight_bytes + model.kv_cache_bytes for model in base.parts.models)
     devices = each.parts.tensor_parallel * len(each.parts.executors)
     quantized = each.parts.quantized
     errors = each.layer_errors
@@ -375,9 +375,9 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
             accepted_frac=each.accepted_frac,
         ),
         memory=VariantMemory(
-            weight_bytes=loaded.weight_bytes,
+            weight_bytes=weight_bytes,
             kv_bytes_per_token=token_bytes,
-            kv_tokens_in_baseline_memory=int((room - loaded.weight_bytes) / token_bytes),
+            kv_tokens_in_baseline_memory=int((room - weight_bytes) / token_bytes),
         ),
         products_ms={str(rows): s_to_ms(time_s) for rows, time_s in each.product_s.items()},
         kernels=None if quantized is None else quantized.kernels,
@@ -425,7 +425,7 @@ def _ratios(base: MeasuredVariant, each: MeasuredVariant) -> dict[str, list[floa
 
     The interval (95 %, t over the logarithms) is that of the rounds; one round has none.
     """
-    logs: dict[str, list[float]] = defaultdict(list)
+    logs: dict[tuple[float, str], list[float]] = defaultdict(list)
     if each is not base:
         for first, second in zip(base.rounds, each.rounds, strict=False):
             reference = {line.name: line for line in first.levels}
@@ -435,8 +435,8 @@ def _ratios(base: MeasuredVariant, each: MeasuredVariant) -> dict[str, list[floa
                     continue
                 if line.throughput_tokens_per_s and known.throughput_tokens_per_s:
                     ratio = line.throughput_tokens_per_s / known.throughput_tokens_per_s
-                    logs[line.name].append(math.log(ratio))
-    found = {name: spread(values) for name, values in logs.items()}
+                    logs[line.load.value, line.name].append(math.log(ratio))
+    found = {name: spread(values) for (_, name), values in sorted(logs.items())}
     return {
         name: [None if value is None else math.exp(value) for value in (at.mean, at.low, at.high)]
         for name, at in found.items()

@@ -161,7 +161,8 @@ class Connection:
         if self._parser is not None and (status := self._parser.get_status_code()) >= 200:
             self._complete = True
             self.status = status
-            self.reusable = self.reusable and self._parser.should_keep_alive()
+            whole = self.reusable and not self._unsent  # else the rest would follow in the next one
+            self.reusable = whole and self._parser.should_keep_alive()
 
     def on_readable(self, bound_ns: int) -> None:
         """Read once; see `receive.Stream`. This is the hot path: once for every token event."""
