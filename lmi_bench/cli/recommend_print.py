@@ -205,13 +205,13 @@ def _next_lines(answer: Recommendation) -> Iterator[str]:
     if not answer.question.calibrated:
         slots = max(1, best.memory.slots_per_copy)
         loads = ",".join(map(str, sorted({1, max(1, round(slots**0.5)), slots})))
+        place = best.instance + (f":{best.tensor_parallel}" if best.tensor_parallel > 1 else "")
         yield (
             f"  next: measure one copy on one {best.instance} at TP {best.tensor_parallel}"
-            f"{_set_to(best.setting)}, then recommend again"
+            f"{_set_to(best.setting)}, then repeat this command with RUN --measured-on "
+            f"{shlex.quote(place)}"
         )
         yield f"    lmi-bench sweep URL {_lengths(answer)} --concurrency {loads} --out RUN"
-        place = best.instance + (f":{best.tensor_parallel}" if best.tensor_parallel > 1 else "")
-        yield f"    lmi-bench recommend RUN --measured-on {shlex.quote(place)}"
     elif answer.recommended is not None:
         deciding = [each for each in answer.measure_next if each.saves_usd_per_hour]
         if deciding and deciding[0].chance >= _WORTH_ASKING:

@@ -107,8 +107,8 @@ def test_the_answer_is_what_to_rent_what_it_carries_and_the_next_command(answer)
     assert f"USD {best.price_usd_per_hour:,.2f} per hour" in text
     assert "4 asked for" in text
     assert "% of requests keep it; worst five minutes: " in text
-    assert lines[-2].startswith("    lmi-bench sweep URL --input-tokens 128 --output-tokens 16 ")
-    assert lines[-1] == f"    lmi-bench recommend RUN --measured-on {best.instance}"
+    assert lines[-2].endswith(f", then repeat this command with RUN --measured-on {best.instance}")
+    assert lines[-1].startswith("    lmi-bench sweep URL --input-tokens 128 --output-tokens 16 ")
     assert len(lines) <= 10
 
 
