@@ -124,12 +124,11 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
     if found.sweep.interrupted:
         note(f"interrupted: {found.sweep.folder} is not whole; start again with another --out")
         raise typer.Exit(EXIT_INTERRUPTED)
-    print_sweep(found.sweep)
     if found.sweep.failed:
+        print_sweep(found.sweep)
         raise typer.Exit(EXIT_FAILED)
     warn(*found.warnings)
     print_verification(found)
-    write_json(json_file, found.to_json(), "verification")
     if found.learned is not None:
         print_learned(found.learned)
     elif contradicts(found.figures):
@@ -137,6 +136,8 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
             "the profile does not describe this target: sweep it at several loads and plan "
             "again from that run (lmi-bench recommend RUN_DIR), or add --update-profile P.json"
         )
+    print_sweep(found.sweep)
+    write_json(json_file, found.to_json(), "verification")
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 

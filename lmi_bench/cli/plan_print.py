@@ -125,33 +125,27 @@ def print_calibration(calibration: calibrate.Calibration) -> None:
 
 def _print_fit(calibration: calibrate.Calibration) -> None:
     fit, profile = calibration.fit, calibration.profile
-    print_table(
-        "Parameters",
-        [
-            {
-                "parameter": name,
-                "value": f"{getattr(profile.parameters, name):.4g}",
-                "80 % factor": f"{math.exp(Z80 * profile.log_sd[name]):.2f}",
-            }
-            for name in PARAMETER_NAMES
-            if name in profile.log_sd
-        ],
-        left=("parameter",),
-    )
+    rows = [
+        {
+            "parameter": name,
+            "value": f"{getattr(profile.parameters, name):.4g}",
+            "80 % factor": f"{math.exp(Z80 * profile.log_sd[name]):.2f}",
+        }
+        for name in PARAMETER_NAMES
+        if name in profile.log_sd
+    ]
+    print_table("Parameters", rows, left=("parameter",))
     pairs = zip(observations_of(fit.cells), fit.residuals, strict=True)
     worst = sorted(pairs, key=lambda pair: abs(pair[1]), reverse=True)
-    print_table(
-        "Largest errors of the fit",
-        [
-            {
-                "level": _level(item.cell),
-                "figure": item.metric,
-                "measured / predicted": f"{math.expm1(float(residual)):+.1%}",
-            }
-            for item, residual in worst[:_SHOWN_LEVELS]
-        ],
-        left=("level", "figure"),
-    )
+    rows = [
+        {
+            "level": _level(item.cell),
+            "figure": item.metric,
+            "measured / predicted": f"{math.expm1(float(residual)):+.1%}",
+        }
+        for item, residual in worst[:_SHOWN_LEVELS]
+    ]
+    print_table("Largest errors of the fit", rows, left=("level", "figure"))
     warn(*profile.notes)
 
 
@@ -167,15 +161,13 @@ def print_validation(validation: calibrate.Validation) -> None:
     """The lines that were calibrated on, the errors on the others, and rates under limits."""
     judged, warnings = validation.judged, validation.warnings
     chosen = [row for row in judged if row.calibrated]
-    print_table(
-        f"Calibrated on {plural(len(chosen), 'line')}",
-        [
-            {"line": row.row.number + 2, **_setup_row(row.row), "load": _load(row.row.cell)}
-            for row in chosen
-            if row.row.cell is not None
-        ],
-        left=("engine", "model", "machine"),
-    )
+    rows = [
+        {"line": row.row.number + 2, **_setup_row(row.row), "load": _load(row.row.cell)}
+        for row in chosen
+        if row.row.cell is not None
+    ]
+    title = f"Calibrated on {plural(len(chosen), 'line')}"
+    print_table(title, rows, left=("engine", "model", "machine"))
     found = accuracies(judged)
     if not found:
         note("no measured line is left to judge: each was calibrated on or cannot be used")
@@ -243,9 +235,7 @@ def _setup_row(row: TableRow) -> dict[str, Any]:
 
 
 def print_verification(found: Verification) -> None:
-    """Each figure and SLO, predicted against measured."""
-    rows = [_verified_row(each) for each in found.figures]
-    print_table("Predicted against measured", rows, left=("figure",))
+    """How many figures and which SLOs hold, then each figure, predicted against measured."""
     known = [each for each in found.figures if each.verdict != "unknown"]
     inside = len(known) - len(found.outside)
     say(f"{inside} of {len(known)} figures inside their intervals")
@@ -253,6 +243,8 @@ def print_verification(found: Verification) -> None:
         why = slo.reason or f"measured {slo.measured_ms:,.1f} ms"
         verdict = "not measured" if slo.verdict == "unsupported" else slo.verdict
         say(f"SLO {slo.slo}: {verdict}, {why}")
+    rows = map(_verified_row, found.figures)
+    print_table("Predicted against measured", [*rows], left=("figure",))
 
 
 def _shown(value: Any) -> str:

@@ -52,7 +52,12 @@ def test_a_verified_plan_keeps_its_slos_and_exits_0(plan, tmp_path):
         "verify", path, "--target", "sim:ml.g5.2xlarge", "--out", tmp_path / "run",
         "--json", result,
     )  # fmt: skip
-    assert "figures inside their intervals" in done.stdout
+    first, second, third, *_ = done.stdout.splitlines()  # the answer, then what was measured
+    assert first.endswith("figures inside their intervals")
+    assert (second.partition(":")[0], third.partition(":")[0]) == (
+        "SLO itl_p90<=150ms", "SLO ttft_p90<=2000ms"
+    )  # fmt: skip
+    assert "\nLevels\n" in done.stdout
     content = json.loads(result.read_text())
     assert {slo["verdict"] for slo in content["slos"]} == {"pass"}
     verdicts = [figure["verdict"] for figure in content["figures"]]
