@@ -10,7 +10,7 @@ from lmi_bench.report.table import Cell
 
 MISSING = "–"
 NOT_SUPPORTED = "n/a"
-_ROUNDING = 1e-12  # a smaller share is a rounding error, shown as 0
+_ROUNDING = 1e-9  # a smaller share is a rounding error, shown as 0
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -56,7 +56,7 @@ def usd(value: float | None) -> str:
 def share(value: float | None) -> str:
     """A share (0 to 1) in percent; a rounding error is shown as 0.
 
-    >>> [share(v) for v in (0.5, 0.0123, 4e-16)]
+    >>> [share(v) for v in (0.5, 0.0123, 2.15e-12)]
     ['50 %', '1.23 %', '0 %']
     """
     if value is None:
