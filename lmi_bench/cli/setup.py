@@ -28,8 +28,8 @@ _TABLES: Final = {
     "profiles": "List the engine profiles: what each was fitted on; priors were not fitted.",
 }
 _GIVE_WAY: Final = (
-    "network Gbit/s", "component", "layers", "gated", "arch", "link", "vendor", "host GiB",
-    "checkpoint", "accelerator", "platform",
+    "network Gbit/s", "layers", "gated", "arch", "link", "vendor", "host GiB", "checkpoint",
+    "models", "accelerator", "region", "component", "platform", "devices",
 )  # fmt: skip
 catalog = typer.Typer(
     name="catalog",
@@ -120,11 +120,11 @@ def _lister(name: str) -> Callable[..., None]:
         found, warning = catalog_table(name, settings)
         sources = list(dict.fromkeys(row["source"] for row in found))
         rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in found]
-        left = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
-        give_way = [column for column in _GIVE_WAY if column not in left[:1]]
-        whole = [column for column in left if column not in ("tag", "address")]  # of an image: long
+        texts = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
+        give_way = [column for column in _GIVE_WAY if column not in texts[:1]]
+        long = ("family", "tag", "address")  # of an image
         title = f"{name.capitalize()}: {len(rows)}"
-        print_table(title, rows, left=("tag", "address"), whole=whole, give_way=give_way)
+        print_table(title, rows, left=long, whole=texts, give_way=give_way)
         say(*(f"[{number}] {source or 'not stated'}" for number, source in enumerate(sources, 1)))
         if not rows:
             more = "; `lmi-bench catalog refresh --region R` gets a region's"

@@ -251,7 +251,14 @@ def print_cell(listener: Terminal, name: str, result: SweepResult | None) -> Non
 
 def print_matrix(result: MatrixResult) -> None:
     """Print the table over all cells, and where the report is."""
-    print_table("Matrix", [*map(_row, result.cells)], left=("target", "payload", "state"))
+    print_table(
+        "Matrix",
+        [*map(_row, result.cells)],
+        whole=("target", "payload"),
+        left=("knee", "at", "highest under SLO", "state"),
+        give_way=("USD/1M out", "ms/token there", "at"),
+    )
+    say(*(f"{each.title} failed: {each.error}" for each in result.cells if each.error))
     if result.report is not None:
         say(f"matrix folder: {result.folder}   report: {result.report}")
     if result.interrupted:
@@ -261,8 +268,7 @@ def print_matrix(result: MatrixResult) -> None:
 def _row(each: Cell) -> dict[str, str]:
     unknown = ("knee", "best tok/s", "at", "ms/token there", "highest under SLO", "USD/1M out")
     row = {"target": each.target, "payload": each.payload}
-    row |= dict.fromkeys(unknown, MISSING)
-    row["state"] = each.state + (f": {each.error}" if each.error else "")
+    row |= dict.fromkeys(unknown, MISSING) | {"state": each.state}
     run = each.run
     if run is None or not run.levels:
         return row
@@ -331,17 +337,15 @@ def _difference_row(each: Difference) -> dict[str, str]:
 
 def print_workload(found: "Summary") -> None:
     """The kinds of request, rates and prefixes of a source, and what it does not contain."""
-    print_table(
-        "Kinds of request",
-        [
-            {
-                "input tokens": f"{kind.input_tokens:,}",
-                "output tokens": f"{kind.output_tokens:,}",
-                "share": f"{kind.share:.1%}",
-            }
-            for kind in found.kinds
-        ],
-    )
+    rows = [
+        {
+            "input tokens": f"{kind.input_tokens:,}",
+            "output tokens": f"{kind.output_tokens:,}",
+            "share": f"{kind.share:.1%}",
+        }
+        for kind in found.kinds
+    ]
+    print_table("Kinds of request", rows)
     say(*_facts(found), *found.notes, *(f"not known: {text}" for text in found.unknown))
 
 

@@ -45,6 +45,8 @@ _FORMS: Final[Mapping[str, Callable[[Any], object]]] = {
     "Gbit/s": lambda bits: bits / 1e9,
     "GB/s": lambda num_bytes: round(num_bytes / 1e9),
     "TFLOP/s": lambda flop: round(flop / 1e12, 1),
+    "USD": lambda price: round(price, 4),
+    "component": lambda text: text.removeprefix("component "),
     "yes or no": lambda text: "yes" if text else "no",
     "~ or nothing": lambda flag: "~" if flag else "",
 }

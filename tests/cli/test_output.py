@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from lmi_bench.cli.console import stdout
 from lmi_bench.cli.main import main
 from tests.end_to_end.commands import command, environment
 
@@ -207,3 +208,42 @@ def test_a_reader_that_ends_early_costs_no_file(form, closed, tmp_path):
     assert (done.returncode, "Broken pipe" in (done.stderr or "")) == (0, False)
     assert json.loads(file.read_text())
     assert done.stdout is None or "ms" in done.stdout
+
+
+MATRIX = """
+targets:
+  - {name: simulated, target: "sim:ml.g5.2xlarge", model: qwen3-8b}
+  - {name: nobody, target: "http://127.0.0.1:9"}
+payloads:
+  - {name: "15 in, 500 out", workload: {input_tokens: 15, output_tokens: 500}}
+defaults: {load: {concurrency: [1, 4, 32]}, slo: ["ttft_p90<=1s"]}
+"""
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_matrix_is_read_in_a_narrow_terminal(run, tmp_path, monkeypatch, width):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stdout(), "width", width)
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    said = run("sweep", "--matrix", "m.yaml", "--out", "cells").stdout.partition("\nMatrix\n")[2]
+    levels = (tmp_path / "cells/simulated--15-in-500-out/levels.jsonl").read_text().splitlines()
+    best = max(json.loads(line)["throughput_tokens_per_s"] for line in levels)
+    simulated, nobody = (line.split() for line in said.splitlines() if "500 out  " in line)
+    assert simulated[:5] == ["simulated", "15", "in,", "500", "out"]
+    assert f"{best:,.0f}" in simulated
+    assert (simulated[-1], nobody[0], nobody[-1]) == ("finished", "nobody", "failed")
+    assert "15 in, 500 out on nobody failed: nothing answers at http://127.0.0.1:9: " in said
+    assert "…" not in said
+
+
+@pytest.mark.parametrize("table", ["models", "instances", "prices", "profiles", "images"])
+def test_the_catalog_keeps_its_sources_in_a_narrow_terminal(run, monkeypatch, table):
+    monkeypatch.setattr(stdout(), "width", 80)
+    rows, _, notes = run("catalog", table).stdout.partition("\n[1] ")
+    count = int(rows.split()[1])
+    assert len(re.findall(r" \[\d+\] *$", rows, re.MULTILINE)) == count
+    assert notes
+    if table == "prices":
+        known = [line.split() for line in rows.splitlines() if " [" in line]
+        assert {platform for _, platform, *_ in known} == {"ec2", "sagemaker"}
+        assert all(len(price.partition(".")[2]) <= 4 for _, _, price, *_ in known)
