@@ -96,6 +96,14 @@ def run(*words):
     return said.getvalue(), code
 
 
+def quicker(words):
+    """The words, but a sweep sends at 40 req/s what its page sends at 2: a test does not wait."""
+    words = list(words)
+    if words[1] == "sweep" and "--rate" in words:
+        words[words.index("--rate") + 1] = "40"
+    return words
+
+
 def script(words):
     """What a written Python script prints when it is run, and its exit code."""
     said, code = io.StringIO(), 0
@@ -178,7 +186,7 @@ def follow(page, server, folder):
             said, code = STAND_INS[step.words[0]](step.words)
             assert code == 0, f"{step.line}\n{said}"
         else:
-            said, code = run(*(word.replace(URL, server) for word in step.words))
+            said, code = run(*quicker(word.replace(URL, server) for word in step.words))
             busy |= step.varies and re.search("is invalid: client|it runs again", said) is not None
             nothing_valid = busy and re.search("no valid level in common|not measured", said)
             assert code in (0, 99) or nothing_valid, f"{step.line}\n{said}"
