@@ -10,6 +10,8 @@ from typing import Any, Final
 import yaml
 
 _PLACE: Final = re.compile(r"\$([a-z_]+)")
+_OF_GO: Final = re.compile(r"[-+]?(\.\d+|\d+\.?\d*)([eE][-+]?\d+)?|0o[0-7]+|[yYnN]")
+"""Texts that Kubernetes reads as numbers or booleans, and PyYAML does not."""
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -33,6 +35,12 @@ class _TagLoader(yaml.SafeLoader):
 
 _PlainDumper.add_representer(
     Tag, lambda dumper, tag: dumper.represent_scalar(f"!{tag.name}", tag.value)
+)
+_PlainDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="'" if _OF_GO.fullmatch(text) else None
+    ),
 )
 _TagLoader.add_multi_constructor("!", lambda _, name, node: Tag(name, node.value))
 

@@ -19,6 +19,7 @@ from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import UNREADABLE, InputError, file_reason
 from lmi_bench.deploy import server_settings
 from lmi_bench.deploy.checks import check_settings, era_of
+from lmi_bench.deploy.engine_arguments import engine_arguments
 from lmi_bench.deploy.images import SERVER_FACTS, Container, ami_of, choose_image
 from lmi_bench.deploy.kubernetes import kubernetes_files
 from lmi_bench.deploy.option_table import environment_of
@@ -97,7 +98,8 @@ def build_bundle(
     comments = (f"# {plan.describe()}", f"# {plan.basis}", f"# quota of the account: {quota}")
     lines = (*comments, *map("=".join, environment.items()), *secrets)
     files[f"{server.kind}.env"] = "\n".join(lines) + "\n"
-    ami = image.ami if image else ami_of(address)
+    blackwell = (plan.setup.instance.accelerator.compute_capability or 0.0) >= 10
+    ami = ami_of("cu130") if blackwell else image.ami if image else ami_of(address)
     if image is None and not ami:
         traps += (
             "the image's CUDA version is unknown, so InferenceAmiVersion is left out; if the image "
@@ -131,18 +133,29 @@ def _kubernetes_bundle(
     address = server.image or ""
     if "/" not in address:
         assert plan.image is not None  # an unknown image has an address
+        if not plan.image.engine_version:
+            raise InputError(f"--image {address}: its {server.kind} version is not known; name one")
         address = f"{SERVER_FACTS[server.kind]['image']}:v{plan.image.engine_version}"
     command, words = _command(plan, server.kind)
     if server.kind == "sglang":
         words.append("--enable-metrics")
     if plan.weights.location.startswith("s3://"):
         words += ["--load-format", "runai_streamer"]
+        version = plan.image.engine_version if plan.image else ""
+        formats = engine_arguments(server.kind, version).get("load_format") if version else None
+        if formats and formats.problem(words[-1]):
+            raise InputError(f"{server.kind} {version} does not read weights from s3://: copy them")
     pod = Container(address, environment, secrets, command=shlex.split(command), arguments=words)
     assert endpoint.name is not None
     files = kubernetes_files(plan, server, pod, endpoint)
     comments = f"# {plan.describe()}\n# {plan.basis}\n"
     files = {name: comments + text for name, text in files.items()}
     traps += _unsupported(plan, server.kind)
+    if plan.hosts > 1 and (bits_per_s := plan.setup.instance.network_bits_per_s):  # of all hosts
+        traps += (
+            f"the plan counts with {bits_per_s / plan.hosts / 1e9:,.0f} Gbit/s between hosts, as "
+            "only EFA has: add vpc.amazonaws.com/efa to the pods, and an image with aws-ofi-nccl",
+        )
     return Bundle(files, address, endpoint.name.lower(), traps)
 
 

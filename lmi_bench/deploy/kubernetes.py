@@ -36,6 +36,8 @@ def kubernetes_files(
     assert endpoint.name is not None
     assert startup_s is not None
     name, facts = endpoint.name.lower(), SERVER_FACTS[server.kind]
+    if not name[0].isalpha():
+        raise InputError(f"--name {name}: a Service's name begins with a letter")
     copies, hosts = plan.instances * plan.copies, plan.hosts
     place = plan.weights.location
     has_kserve = server.kind == "vllm" and hosts == 1 and not place.startswith("/")
@@ -79,6 +81,8 @@ def _pod_values(plan: DeploymentPlan, server: str, pod: Container) -> dict[str, 
     """Command, machine and resources of a pod; the copies on a host share its memory and cores."""
     instance, count = plan.setup.instance, plan.setup.devices // plan.hosts
     share = _HOST_SHARE * count / instance.num_accelerators  # of all hosts together
+    if instance.accelerator.vendor != "nvidia":
+        raise InputError(f"{instance.instance_type}: the manifests ask for NVIDIA GPUs alone")
     joins = [*pod.arguments]
     if plan.hosts > 1:
         if server == "vllm" and plan.engine.dp_attention:

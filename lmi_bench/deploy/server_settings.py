@@ -124,13 +124,6 @@ def _lmi_draft(plan: DeploymentPlan) -> dict[str, Any]:
     if plan.draft is None:
         return {}
     if _takes_speculative_config(image):
-        version = "" if image is None else image.engine_version
-        is_early = version and version_key(version) < version_key(_DRAFT_MODELS_SINCE)
-        if is_early and plan.draft != NGRAM:
-            raise InputError(
-                f"vLLM {version} in this image takes no draft model, the first is "
-                f"{_DRAFT_MODELS_SINCE}: --image lmi19 or newer, or --draft ngram"
-            )
         return {"draft_config": _speculative_config(plan)}
     if plan.draft == NGRAM or (image is not None and image.family in _WITHOUT_DRAFTS):
         return {}
@@ -154,10 +147,9 @@ def _takes_speculative_config(image: Image | None) -> bool:
 def tgi_environment(plan: DeploymentPlan) -> dict[str, str]:
     """TGI's environment variables for one copy."""
     engine, limits = plan.engine, plan.limits
-    prefill = max(_PREFILL_TOKENS, limits.max_input_tokens)
     values = {
         "prompt": limits.max_input_tokens,
-        "prefill": engine.max_prefill_tokens or prefill,
+        "prefill": max(engine.max_prefill_tokens or _PREFILL_TOKENS, limits.max_input_tokens),
         # running and queued requests; for minimum latency none may queue
         "requests": 1 if limits.max_num_seqs == 1 else 2 * limits.max_num_seqs,
         **_tgi_dtype(plan),
@@ -303,6 +295,13 @@ def _speculative_config(plan: DeploymentPlan) -> str | None:
     """vLLM's JSON for the draft; None without one."""
     if plan.draft is None:
         return None
+    version = "" if plan.image is None else plan.image.engine_version
+    is_early = version and version_key(version) < version_key(_DRAFT_MODELS_SINCE)
+    if is_early and plan.draft not in (NGRAM, OWN_LAYER):
+        raise InputError(
+            f"vLLM {version} in this image takes no draft model, the first is "
+            f"{_DRAFT_MODELS_SINCE}: --image lmi19 or newer, or --draft ngram"
+        )
     key = "method" if plan.draft in (NGRAM, OWN_LAYER) else "model"
     config = {key: plan.draft, "num_speculative_tokens": plan.draft_tokens}
     if plan.draft == NGRAM:

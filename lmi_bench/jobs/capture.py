@@ -109,6 +109,11 @@ class _Progress(Silent):
         vars(self).update(step=listener.step, warn=listener.warn, progress=progress)
 
 
+def without_address(target: str) -> str:
+    """A target as it may be passed on: without its host, a key in its query, or its name at AWS."""
+    return re.sub(r"(?<=://)[^/?]*|(?<=^sagemaker:).*|\?.*", REDACTED, target)
+
+
 def capture(
     settings: CalibrateSettings, listener: Listener = SILENT
 ) -> tuple[Path, Calibration | None]:
@@ -287,9 +292,7 @@ def _fitted(
     about = {
         "date": done.profile.fitted_date,
         "lmi_bench": __version__,
-        "endpoint": re.sub(
-            r"(?<=://)[^/?]*|(?<=^sagemaker:).*|\?.*", REDACTED, site.scenario.target
-        ),
+        "endpoint": without_address(site.scenario.target),
         "engine": site.run.manifest.target.engine or "not stated",
         "model": setup.shape.name,
         "dtype": setup.dtype,

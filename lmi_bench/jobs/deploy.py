@@ -193,10 +193,11 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
     saved = settings.recommendation and load_recommendation(settings.recommendation)
     machine = saved.best.instance if saved else str(settings.instance)
     instance = find_instance(machine)
-    if not (server.is_kubernetes or instance.instance_type.startswith("ml.")):
+    in_pods = server.is_kubernetes and (saved or " x " not in machine)
+    if not (in_pods or instance.instance_type.startswith("ml.")):
         raise InputError(
             f"SageMaker puts a copy on one machine whose name begins with ml., not on {machine}: "
-            "take such a one, or --platform kubernetes"
+            "take such a one, or --platform kubernetes with a plan of recommend --hosts"
         )
     _, image = choose_image(server, instance)
     profile = profile_of(image, server.kind)

@@ -184,6 +184,12 @@ def test_a_container_that_never_becomes_healthy_fails_at_its_deadline(lmi_bench)
         assert "is no address" in lmi_bench("deploy", "probe", url, expect=2).stderr
 
 
+def test_a_copy_over_machines_comes_from_a_plan_alone(lmi_bench):
+    machine = ("--model", "deepseek-v3", "--instance", "2 x ml.p5.48xlarge")
+    done = lmi_bench("deploy", "write", *machine, "--platform", "kubernetes", expect=2)
+    assert "a plan of recommend --hosts" in done.stderr
+
+
 def test_more_devices_than_the_machine_has_are_named(lmi_bench):
     machine = ("--model", "llama-3.1-8b", "--instance", "ml.g5.xlarge", "--tp", "4")
     done = lmi_bench("deploy", "limits", *machine, expect=2)

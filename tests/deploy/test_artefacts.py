@@ -573,3 +573,22 @@ def test_a_machine_without_disks_gets_a_volume_for_the_weights(instance, size_gb
     bundle = build_bundle(made, Server("lmi", image="0.32.0-lmi14.0.0-cu126"), ENDPOINT)
     (variant,) = json.loads(bundle.files["sagemaker.json"])[1]["parameters"]["ProductionVariants"]
     assert variant.get("VolumeSizeInGB") == size_gb
+
+
+def test_blackwell_gets_the_driver_that_knows_it_whatever_the_image():
+    """CUDA 12.8 and 12.9 run on driver 580; a B200 does not on 550."""
+    made = plan_from_layout("llama-3.1-8b", "ml.p6-b200.48xlarge", VLLM_0_12, Stated())
+    bundle = build_bundle(made, Server("lmi", image="lmi24"), ENDPOINT)
+    (config,) = (
+        each["parameters"] for each in json.loads(bundle.files["sagemaker.json"])
+        if each["operation"] == "create_endpoint_config"
+    )  # fmt: skip
+    ami = config["ProductionVariants"][0]["InferenceAmiVersion"]
+    assert ami == "al2023-ami-sagemaker-inference-gpu-4-1"
+
+
+def test_tgi_computes_its_longest_prompt_in_one_batch():
+    made = plan(tensor_parallel=4, max_model_len=4096)
+    small = replace(made, engine=EngineSetting(max_prefill_tokens=1024))
+    found = tgi_environment(small)
+    assert int(found["MAX_BATCH_PREFILL_TOKENS"]) >= int(found["MAX_INPUT_LENGTH"])

@@ -24,6 +24,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.engine_arguments import engine_arguments
+from lmi_bench.deploy.images import choose_image
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 from lmi_bench.jobs.settings.deploy import DeploySettings
@@ -230,3 +231,53 @@ def test_sagemakers_options_and_a_fleet_above_the_maximum_are_refused():
             endpoint=EndpointSettings("chat", max_instances=1),
             machines=2,
         )
+
+
+def test_texts_that_kubernetes_would_read_as_numbers_are_quoted():
+    """go-yaml takes `1e3`, `08` and `y` for other than texts, which PyYAML does not."""
+    texts = {"OWNER": "094389454867", "X": "1e3", "FLAG": "y", "OCTAL": "0o17", "HOST": "0.0.0.0"}
+    env = tuple(f"{name}={text}" for name, text in texts.items())
+    _, bundle, found = written("qwen3-8b", "ml.g6e.xlarge", env=env)
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert texts.items() <= variables.items()
+    for text in ("'094389454867'", "'1e3'", "'y'", "'0o17'", " 0.0.0.0\n"):
+        assert text in bundle.files["kubernetes.yaml"]
+
+
+def test_a_services_name_neither_sets_variables_of_the_server_nor_begins_with_a_digit():
+    _, _, found = written("qwen3-8b", "ml.g6e.xlarge", endpoint=EndpointSettings("vllm"))
+    assert found["Deployment"]["spec"]["template"]["spec"]["enableServiceLinks"] is False
+    with pytest.raises(InputError, match="begins with a letter"):
+        written("qwen3-8b", "ml.g6e.xlarge", endpoint=EndpointSettings("7b-chat"))
+
+
+def test_the_network_that_a_plan_over_hosts_counts_with_is_named():
+    _, bundle, _ = spanning("sglang")
+    assert any("3,200 Gbit/s" in trap and "vpc.amazonaws.com/efa" in trap for trap in bundle.traps)
+
+
+@pytest.mark.parametrize(
+    ("server", "version", "more", "said"),
+    [
+        ("vllm", "0.13.0", {"draft": "qwen3-0.6b"}, "takes no draft model"),
+        ("vllm", "server-sagemaker-cuda-v2.6", {}, "its vllm version is not known"),
+        ("sglang", "0.5.5", {"weights": "s3://b/m/"}, "does not read weights from s3://"),
+    ],
+)
+def test_what_a_version_cannot_do_is_refused(server, version, more, said):
+    instance = find_instance("ml.g6e.xlarge")
+    asked = Server(server, "kubernetes", image=version)
+    _, image = choose_image(asked, instance)
+    weights = more.get("weights")
+    stated = Stated(max_model_len=4096, dtype="float16", draft=more.get("draft"))
+    plan = plan_from_layout(
+        "qwen3-8b", instance.instance_type, VLLM_0_12, stated, image=image, weights=weights
+    )
+    with pytest.raises(InputError, match=said):
+        build_bundle(plan, asked, EndpointSettings("chat"))
+
+
+def test_what_cannot_be_scheduled_is_refused():
+    with pytest.raises(InputError, match="NVIDIA GPUs alone"):
+        written("llama-3.1-8b", "ml.trn1.32xlarge")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+import subprocess
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from lmi_bench.jobs.generate import generate as generate_text
 from lmi_bench.jobs.settings.bundled import GenerateSettings
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import close_all
-from tests.end_to_end.commands import lmi_bench
+from tests.end_to_end.commands import command, environment, lmi_bench
 
 ONE_THREAD = ("--threads", "1", "--dtype", "float32")
 
@@ -209,3 +210,11 @@ def test_a_budget_of_tokens_takes_no_more_memory_than_it_needs(short_model):
     asyncio.run(close_all(parts.executors))
     assert parts.facts["kv_cache_bytes"] == 128 * 2 * 16 * 4 * 2
     assert parts.config.cache_tokens == 128
+
+
+def test_standard_input_that_is_no_text_is_one_line():
+    done = subprocess.run(
+        command("generate", "--model", "demo-15m", "--prompt", "-"), input=b"ab\xff\xfe",
+        env=environment() | {"PYTHONIOENCODING": "utf-8:strict"}, capture_output=True,
+    )  # fmt: skip
+    assert (done.returncode, b"standard input: it is not UTF-8" in done.stderr) == (2, True)

@@ -21,7 +21,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import load_scenario
 from lmi_bench.jobs import capture as job
 from lmi_bench.jobs.calibrate import Calibration
-from lmi_bench.jobs.capture import capture, plan_cells
+from lmi_bench.jobs.capture import capture, plan_cells, without_address
 from lmi_bench.jobs.catalog import catalog_table
 from lmi_bench.jobs.settings.plan import CalibrateSettings
 from lmi_bench.jobs.settings.setup import CatalogSettings
@@ -245,3 +245,16 @@ def test_a_level_that_was_not_steady_is_fitted_by_its_steady_attempts_each_once(
     assert len((folder / "levels.jsonl").read_bytes().splitlines()) == 3
     assert len(levels_of(found)) == 2
     assert len(found.profile.levels) == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("https://me:pw@host:1/v1?api-key=SECRET123", "https://<redacted>/v1<redacted>"),
+        ("http://host?code=SECRET123", "http://<redacted><redacted>"),
+        ("sagemaker:mine", "sagemaker:<redacted>"),
+        ("sim:ml.g5.xlarge", "sim:ml.g5.xlarge"),
+    ],
+)
+def test_no_part_of_an_address_is_passed_on_in_a_profile(target, shown):
+    assert without_address(target) == shown

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from lmi_bench.core.errors import CapacityError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.torch_backend import memory
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.memory import check_weights_fit
+from lmi_bench.targets.loading import check_memory
 
 CPU = torch.device("cpu")
 
@@ -33,3 +37,13 @@ def test_weights_larger_than_the_memory_are_refused_before_they_are_read(monkeyp
     check_weights_fit("just", 1 << 30, CPU)
     with pytest.raises(CapacityError, match="weights of over take"):
         check_weights_fit("over", (1 << 30) + 1, CPU)
+
+
+def test_every_copy_needs_its_weights(monkeypatch, make_llama):
+    folder, asked = make_llama().folder, []
+    monkeypatch.setattr(memory, "check_weights_fit", lambda _, nbytes, __: asked.append(nbytes))
+    for copies in (1, 8):
+        settings = EngineSection(replicas=copies)
+        plan = SimpleNamespace(folder=folder, gpus=None, degree=1, settings=settings)
+        check_memory(plan, "float32")
+    assert asked[1] == 8 * asked[0] > 0

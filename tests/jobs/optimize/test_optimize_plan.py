@@ -65,3 +65,17 @@ def test_the_cheapest_machine_that_holds_it_is_taken_and_one_without_a_price_nev
     assert cheapest_machine(23 * 2**30, [large, unpriced, small]) is large  # 24 GiB, 90 % of it
     assert cheapest_machine(10 * 2**30, [large, small], devices=2) is large
     assert cheapest_machine(10**15, all_instances()) is None
+
+
+def test_number_formats_and_replicas_of_the_engine_count():
+    """Twice the bytes a weight and a value, half of them a value, and all weights twice."""
+
+    def of(**engine):
+        return memory_need(
+            RECIPE, SHAPE, "x", RECIPE.engine.model_copy(update=engine)
+        ).measure_bytes
+
+    weights = 138.0e9
+    assert of(dtype="float32") == pytest.approx(2 * (weights + CACHE_BYTES), rel=0.001)
+    assert of(kv_dtype="float8") == pytest.approx(weights + CACHE_BYTES / 2, rel=0.001)
+    assert of(replicas=2) == pytest.approx(2 * weights + CACHE_BYTES, rel=0.001)

@@ -64,6 +64,35 @@ def test_variants_are_swept_in_turn_and_judged_round_by_round(monkeypatch, tmp_p
     assert optimize._ratios(base, other)["concurrency 2"] == [pytest.approx(1.2), None, None]
 
 
+def test_the_ratio_that_is_shown_is_that_of_the_highest_load():
+    """Wherever the recipe names it, and although the first round had no valid level below it."""
+    base, other = (
+        optimize.MeasuredVariant(name, None, None, [], [], None, {}) for name in ("baseline", "a")
+    )
+    for each, speed in ((base, 1.0), (other, 2.0)):
+        for number in range(2):
+            levels = [
+                level_of(concurrency=users, throughput_tokens_per_s=tokens,
+                         valid=users == 8 or number == 1)
+                for users, tokens in ((8, 100.0), (1, 50.0 * speed))
+            ]  # fmt: skip
+            each.rounds.append(SimpleNamespace(levels=levels))
+    assert list(optimize._ratios(base, other)) == ["concurrency 1", "concurrency 8"]
+
+
+def test_a_folder_of_a_round_is_no_other_variants_folder(monkeypatch, tmp_path):
+    """With a single round, too: `a-model` is where the weights of `a` are saved."""
+    names = []
+    monkeypatch.setattr(optimize, "_sweep", lambda _, __, name, ___: names.append(name))
+    recipe = parse_recipe(
+        {"evaluate": {"rounds": 1}, "variants": [{"name": "a-model", "engine": {}}]}
+    )
+    parts = SimpleNamespace(quantized=None)
+    each = optimize.MeasuredVariant("a-model", recipe.engine, parts, [], [], None, {"sweep_s": 0.0})
+    optimize._sweep_in_rounds(recipe, [each], tmp_path, SILENT)
+    assert names == ["a-model-round-1"]
+
+
 def variant(name, ratio=None, *, weight_bytes=1000, products_ms=1.0):
     return VariantResult(
         name=name,

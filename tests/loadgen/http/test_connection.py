@@ -80,3 +80,23 @@ def test_an_answer_that_ends_with_its_connection_has_its_status():
         connection.close()
 
     asyncio.run(main())
+
+
+def test_a_connection_whose_request_was_not_sent_whole_is_not_used_again():
+    """A gateway may refuse by the head alone; what is left would run into the next request."""
+
+    async def main(size):
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        connection = Connection(ours, LoopReceiver(asyncio.get_running_loop()), None, 0.0)
+        _, ended = connection.start(b"POST / HTTP/1.1\r\n\r\n" + bytes(size))
+        theirs.sendall(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n")
+        await asyncio.wait_for(ended, 120)
+        assert connection.status == 429
+        reusable = connection.reusable
+        connection.close()
+        theirs.close()
+        return reusable
+
+    assert asyncio.run(main(100))
+    assert not asyncio.run(main(16 * 2**20))
