@@ -237,7 +237,7 @@ static bool fit(const struct queue *q, int64_t heads) {
     for (int64_t place = 0; place < heads; place++) {
         const struct request *each = q->requests + waiting_at(q, place);
         needed += q->limits[PAGED] ? block_tokens(q, tokens_to_fill(each))
-                                  : each->prompt + each->output;
+                                  : block_tokens(q, each->prompt + each->output);
     }
     if (!q->limits[PAGED]) return needed <= q->limits[CACHE_TOKENS];
     return has_room(q, needed, q->limits[CHUNKED] ? 0 : -1);
@@ -286,7 +286,7 @@ static void choose_prompts(struct queue *q) {
             q->running[q->num_running++] = number;
             q->filling[q->num_filling++] = number;
             q->to_fill += block_tokens(q, filled);
-            q->reserved += r->prompt + r->output;
+            q->reserved += block_tokens(q, r->prompt + r->output);
         }
         q->chosen[q->num_chosen++] = (struct part){number, tokens};
         budget -= tokens;
@@ -343,7 +343,7 @@ static void end_requests(struct queue *q) {
         r->last_s = r->end_s = q->now_s;
         stop_decoding(q, r);
         take_out(q->running, &q->num_running, item.number);
-        q->reserved -= r->prompt + r->output;
+        q->reserved -= block_tokens(q, r->prompt + r->output);
     }
     for (int64_t ended = running - q->num_running; ended > 0 && q->sent < q->total; ended--)
         q->sends_s[q->sent++] = q->now_s;

@@ -333,7 +333,7 @@ class _Copy:
                 self.running.append(request)
                 self.filling.append(request)
                 self.to_fill += self._blocks(request.to_fill)
-                self.reserved += request.prompt + request.output
+                self.reserved += self._blocks(request.prompt + request.output)
             chosen.append((request, part))
             budget -= part
         return chosen
@@ -358,7 +358,7 @@ class _Copy:
     def _fit(self, heads: Sequence[_Request]) -> bool:
         """Whether the cache takes these beside a block more for each running sequence."""
         if not self.paged:
-            held = self.reserved + sum(each.prompt + each.output for each in heads)
+            held = self.reserved + sum(self._blocks(each.prompt + each.output) for each in heads)
             return held <= self.cache_tokens
         needed = self.block_size * (len(self.running) + len(heads) - 1)
         for each in heads:
@@ -446,7 +446,7 @@ class _Copy:
             request.last_s = request.end_s = self.now_s
             self._stop_decoding(request)
             self.running.remove(request)
-            self.reserved -= request.prompt + request.output
+            self.reserved -= self._blocks(request.prompt + request.output)
         return before - len(self.running)
 
 

@@ -92,9 +92,19 @@ def compiled():
         pytest.skip("no C compiler on this machine")
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_both_followers_give_the_same_numbers(compiled, model, seed, monkeypatch):
+def whole_blocks(seed):
+    """`drawn`, where a cache of a few sequences reserves blocks of several tokens for each."""
     config, load, lengths, others = drawn(seed)
+    size = Random(seed).choice([2, 10, 16, 64])
+    longest = -(-max(sum(each[:2]) for each in lengths) // size)
+    reserved = {"kv_layout": KvLayout.CONTIGUOUS, "block_size": size, "num_blocks": 3 * longest}
+    return replace(config, **reserved), load, lengths, others
+
+
+@pytest.mark.parametrize("draw", [drawn, whole_blocks])
+@pytest.mark.parametrize("seed", range(60))
+def test_both_followers_give_the_same_numbers(compiled, model, draw, seed, monkeypatch):
+    config, load, lengths, others = draw(seed)
     slower, price = others.pop("slower"), model.pricer()
     with monkeypatch.context() as without_python:
         without_python.setattr(queueing, "_Copy", None)

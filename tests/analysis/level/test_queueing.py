@@ -181,6 +181,32 @@ def test_the_wait_of_prompts_is_the_scheduler_s_in_the_follower(load, ratio, mos
     assert run.e2e_s == pytest.approx(e2e_s, rel=1e-3)
 
 
+@pytest.mark.parametrize("in_c", [True, False], ids=["c", "python"])
+@pytest.mark.parametrize(
+    "load", [Load(concurrency=64), Load(rate_per_s=2e3)], ids=["users", "rate"]
+)
+def test_reserved_lengths_take_whole_blocks_as_in_the_scheduler(load, in_c):
+    """18 + 16 tokens are 3 blocks of 16: 120 blocks hold 40 sequences, and 56 if tokens counted."""
+    config = SchedulerConfig(
+        num_blocks=120,
+        block_size=16,
+        max_model_len=64,
+        kv_layout=KvLayout.CONTIGUOUS,
+        max_rolling_batch_size=256,
+    )
+    model = plan_of("llama-3.1-8b", "ml.p5.4xlarge", 1, 100, 50, "vllm-0.19").steady.model
+    records = simulate_level(
+        LevelSpec(0, load, num_requests=400),
+        lambda index: PlannedRequest(index, 0.0, 18, 16),
+        config,
+        model,
+    ).records
+    sends = load.concurrency or [record.sent_s for record in records]
+    run = follow(model if in_c else model.pricer(), config, sends, [(18, 16)] * 400)
+    e2e_s = [record.token_times_s[-1] - record.sent_s for record in records]
+    assert run.e2e_s == pytest.approx(e2e_s, rel=1e-9)
+
+
 def test_a_long_prompt_joins_after_twenty_tokens_and_a_short_queue_of_many_at_once():
     """TGI's rule by hand, in steps of 1 s and prompts of 0.5 s: the second request of 100 tokens is
     alone, less than floor(1.2 * 2) of 2 running ones, so it waits for their 19th decode step. Three
