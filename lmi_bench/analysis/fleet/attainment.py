@@ -133,7 +133,8 @@ def _columns(run: QueueRun, ramp: int, end: int) -> Columns:
     gained = np.where(np.diff(row, append=-1), tokens[row], np.append(had[1:], 0)) - had
     gained = gained.astype(np.int64)  # tokens from this start to the next one of the request
     place = _places(gained)
-    times_s = steps_s[np.maximum(np.repeat(before.astype(np.int64), gained) + place - 1, 0)]
+    step = np.maximum(np.repeat(before.astype(np.int64), gained) + place - 1, 0)
+    times_s = np.append(steps_s, 0.0)[step]  # answers of one token take no decode step
     times_s[place == 0] = at_s
     yes, none = np.ones(sent_s.size, dtype=bool), np.full(sent_s.size, np.nan)
     return Columns(

@@ -111,6 +111,21 @@ def test_a_followed_copy_attains_what_the_engines_scheduler_does(
         assert one[itl] == pytest.approx(other[itl], rel=0.01, abs=0.01)
 
 
+@pytest.mark.parametrize("open_loop", [True, False], ids=["rate", "users"])
+def test_answers_of_one_token_are_followed_although_no_step_decodes(open_loop, monkeypatch):
+    workload = Workload(find_model("llama-3.1-8b"), "float16", 200, 1)
+    layout = Layout(find_instance("ml.g6.2xlarge"), 1)
+    plan = plan_copy(layout, workload, VLLM_0_12, open_loop=open_loop)
+    asked = RecommendRequest(workload, VLLM_0_12, slos=(TTFT,))
+    found = []
+    for quick in (0, 10**9):
+        monkeypatch.setattr(long_simulations, "_QUICK_TOKENS", quick)
+        found.append(simulate_long(asked, plan, Operating(4.0, 1.0), 1))
+    followed, simulated = found
+    for name in ("fifteen_minutes_ms", "worst_5_minutes_ms"):
+        assert getattr(followed, name) == pytest.approx(getattr(simulated, name), rel=1e-9)
+
+
 def test_a_load_that_would_take_too_long_to_simulate_says_so(copy):
     found = simulate_long(request(TTFT), copy, Operating(50.0, 10.0), 1)
     assert found.joint_attainment is None
