@@ -48,13 +48,13 @@ class _Policy:
         if not 1 <= self.min_machines <= self.max_machines:
             raise InputError("a policy needs 1 <= min_machines <= max_machines")
         for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, int | float) and not 0 <= value < math.inf:
-                raise InputError(f"{item.name}={value:g} must be 0 or more")
+            value, least = getattr(self, item.name), int(item.name == "period_s")
+            if isinstance(value, int | float) and not least <= value <= 1e9:
+                raise InputError(f"{item.name}={value:g} must be {least} or more, at most 1e9")
 
     def within(self, machines: float) -> int:
         """The next whole number of machines within the limits."""
-        return min(self.max_machines, max(self.min_machines, math.ceil(machines - 1e-9)))
+        return max(self.min_machines, math.ceil(min(machines, self.max_machines) - 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +223,11 @@ class _Run:
         self._all = list(self._serving)
         self._finishes: list[tuple[float, int, _Machine]] = []
         self._served = self._served_before = 0
-        self._totals: list[tuple[float, float]] = []  # end of each period, load of the fleet in it
         self._wanted: deque[tuple[float, int]] = deque()
         self._decides_s = math.inf if policy is None else policy.period_s
+        late = 0 if policy is None else math.ceil(policy.delay_s / policy.period_s)  # not known yet
+        kept = late + max(getattr(policy, f"{way}_periods", 1) for way in ("in", "out")) + 1
+        self._totals: deque[tuple[float, float]] = deque(maxlen=kept)  # ends of periods, loads
         self.next_s = self._decides_s
         self.events: list[tuple[float, int, int]] = []
         self.peak = machines
@@ -261,7 +263,7 @@ class _Run:
             self._served_before = self._served
             self._totals.append((now_s, total))
             self._decides_s += policy.period_s
-            known = [load for end_s, load in self._totals[-60:] if end_s + policy.delay_s <= now_s]
+            known = [load for end_s, load in self._totals if end_s + policy.delay_s <= now_s]
             if known:
                 self._scale(policy, now_s, known)
         self.next_s = min(self._decides_s, self._coming[0].serves_s if self._coming else math.inf)

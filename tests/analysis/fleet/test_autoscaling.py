@@ -119,6 +119,18 @@ def test_kubernetes_doubles_at_most_and_keeps_what_a_recent_poll_wanted():
     assert result.peak_machines == 16
 
 
+@pytest.mark.parametrize(
+    ("more", "at_s"), [({"in_periods": 90}, 5460.0), ({"in_periods": 1, "delay_s": 7200.0}, 7260.0)]
+)
+def test_periods_long_past_are_looked_at(more, at_s):
+    """Two machines that one minute and each after it want fewer: 90 minutes, or two hours late."""
+    policy = TargetTracking(target=8.0, **more)
+    fleet = Fleet(capacity_per_s=10.0, slots=10, start_s=60.0)
+    router = make_router("least-outstanding")
+    result = play(np.arange(0.0, 9000.0), fleet, router, machines=2, policy=policy)
+    assert result.events == ((at_s, 2, 1),)
+
+
 def test_target_tracking_waits_for_its_cooldowns():
     """Growing load: at most one change in 300 s, although each minute wants one more."""
     arrivals_s = np.sqrt(np.arange(0, 50_000) * 40.0)  # t / 20 req/s at time t
@@ -145,6 +157,10 @@ def test_a_policy_is_read_with_its_settings():
     assert parse_policy("hpa") == Hpa()
 
 
+def test_a_load_without_measure_starts_all_machines_that_may_run():
+    assert Hpa(max_machines=7).within(math.inf) == 7
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -152,6 +168,8 @@ def test_a_policy_is_read_with_its_settings():
         ("hpa:speed=3", "'speed=3' is not one of target, metric"),
         ("hpa:metric=gpu", "use rate or outstanding"),
         ("hpa:target=-1", "target=-1 must be 0 or more"),
+        ("hpa:period_s=0", "period_s=0 must be 1 or more"),
+        ("hpa:up_percent=1e308", "up_percent=1e[+]308 must be 0 or more, at most 1e9"),
         ("hpa:min_machines=3,max_machines=2", "1 <= min_machines"),
     ],
 )
