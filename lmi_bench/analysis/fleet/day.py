@@ -170,21 +170,19 @@ def play_day(
     start_s, paid_after_s = start_up.total_s, start_up.detection_s
     times = np.arange(0.0, 2 * DAY_S, step_s)
     rates = curve.rates_at(times + step_s / 2)
-    first_day_steps = len(times) // 2
     ready = scaling.wanted(float(rates[0]))
-    coming: deque[float] = deque()  # times from which launched machines serve
+    coming: deque[tuple[float, int]] = deque()  # when launched machines serve, and how many
     fewer_since_s: float | None = None
     waiting = good = arrived = worst_wait_s = 0.0
     launches, history = 0, []
-    for step, (now_s, rate) in enumerate(zip(times.tolist(), rates.tolist(), strict=True)):
-        counted = step >= first_day_steps
+    for now_s, rate in zip(times.tolist(), rates.tolist(), strict=True):
+        counted = now_s >= DAY_S
         wanted = scaling.wanted(rate)
-        for _ in range(wanted - ready - len(coming)):
-            coming.append(now_s + start_s)
-            launches += counted
-        while coming and coming[0] <= now_s + 1e-9:
-            coming.popleft()
-            ready += 1
+        if (more := wanted - ready - sum(number for _, number in coming)) > 0:
+            coming.append((now_s + start_s, more))
+            launches += more * counted
+        while coming and coming[0][0] <= now_s + 1e-9:
+            ready += coming.popleft()[1]
         if wanted < ready and waiting <= _NOTHING:
             fewer_since_s = now_s if fewer_since_s is None else fewer_since_s
             if now_s - fewer_since_s >= scaling.scale_in_s:
@@ -196,12 +194,13 @@ def play_day(
         waiting = max(0.0, waiting + (rate - capacity) * step_s)
         if counted:
             paid_s = now_s + start_s - paid_after_s + 1e-9
-            launched = sum(serves_s <= paid_s for serves_s in coming)
             arrived += rate * step_s
             if before <= _NOTHING and waiting <= _NOTHING:
                 good += rate * step_s
             worst_wait_s = max(worst_wait_s, waiting / capacity)
-            history.append(ready + launched)
+            history.append(ready + sum(n for serves_s, n in coming if serves_s <= paid_s))
+    if not arrived:
+        raise InputError(f"the load's peaks are shorter than a step of {step_s:g} s")
     return DayResult(
         slo_share=good / arrived,
         machine_hours=sum(history) * step_s / SECONDS_PER_HOUR,
@@ -240,7 +239,7 @@ def plan_day(
     if not 0 < least_slo_share <= 1:
         raise InputError(f"the SLO share must be above 0 and at most 1, got {least_slo_share:g}")
     target = tracking_target_per_s(capacity_per_s, curve.steepest_growth_per_s(), start_up.total_s)
-    scaling = Scaling(capacity_per_s, target)
+    scaling = Scaling(capacity_per_s, target, most=max(1000, math.ceil(curve.peak_per_s / target)))
     flat_machines = max(1, math.ceil(curve.peak_per_s / capacity_per_s - 1e-9))
     fixed = Scaling(capacity_per_s, capacity_per_s, least=flat_machines, most=flat_machines)
     scaled = play_day(curve, scaling, start_up)

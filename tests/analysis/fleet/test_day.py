@@ -186,6 +186,30 @@ def test_a_day_equals_the_independent_reference(low, rise, spare, start_minutes)
     assert day.machine_hours == pytest.approx(hours, abs=1e-9)
 
 
+def test_ten_times_the_load_takes_ten_times_the_machines():
+    """2,334 machines carry 4,000 req/s as 234 carry 400, but for rounding up."""
+    small, large = (
+        plan_day(shaped("office", peak_per_s=peak_per_s), start_up(300), capacity_per_s=2.0)
+        for peak_per_s in (400.0, 4000.0)
+    )
+    assert small.scales
+    assert large.scales
+    assert large.scaled.peak_machines == pytest.approx(10 * small.scaled.peak_machines, rel=0.01)
+    assert large.scaled.machine_hours == pytest.approx(10 * small.scaled.machine_hours, rel=0.01)
+
+
+def test_half_a_billion_machines_are_counted_not_listed():
+    plan = plan_day(shaped("office", peak_per_s=1e9), start_up(300), capacity_per_s=2.0)
+    assert plan.scales
+    assert plan.flat_machines == 500_000_000
+
+
+def test_a_peak_between_two_steps_is_refused():
+    curve = LoadCurve((0.0, HOUR, HOUR + 0.4, HOUR + 0.8), (0.0, 0.0, 10.0, 0.0))
+    with pytest.raises(InputError, match="peaks are shorter than a step of 10 s"):
+        plan_day(curve, start_up(300), capacity_per_s=2.0)
+
+
 def test_head_room_follows_growth_and_start_up():
     """A load that grows 0.1 % a second grows by a quarter in 250 s: 10 / 1.25."""
     assert tracking_target_per_s(10.0, 0.001, 250.0) == pytest.approx(8.0)
