@@ -64,10 +64,12 @@ class StopWhen:
         low_ms = float(ordered[max(0, math.floor((first - 1) * each))])
         high_ms = float(ordered[min(ordered.size - 1, math.ceil(last * each))])
         off_ms = max(high_ms - value_ms, value_ms - low_ms)
+        within = off_ms / value_ms if value_ms else float(off_ms > 0)
+        within = max(within, float(first < 1 or last >= independent))  # 1: nothing bounds a side
         return KnownQuantile(
             metric=str(self),
             asked=self.share,
-            within=off_ms / value_ms if value_ms else 0.0,
+            within=within,
             low_ms=low_ms,
             high_ms=high_ms,
             requests=ordered.size,

@@ -85,6 +85,28 @@ def test_the_ends_of_the_interval_are_the_order_statistics_of_the_binomial(quant
     assert (found.requests, found.looks, found.reached) == (least, 1, False)
 
 
+@pytest.mark.parametrize(("quantile", "rare_ms"), [(0.99, 101.0), (0.01, 99.0)])
+@pytest.mark.parametrize("in_a_row", [True, False])
+def test_a_look_without_a_value_beyond_the_quantile_is_no_end(quantile, rare_ms, in_a_row):
+    """Six rare values in a row know as much as one or two: fewer than 597 independent requests
+    have none that lies beyond a p99 in 99.75 of 100 levels. Apart they are as many as requests."""
+    values_ms = np.full(597, 100.0)
+    values_ms[300:306] = rare_ms
+    if not in_a_row:
+        values_ms = np.array(independent(values_ms, quantile))
+    known = StopWhen("ttft", quantile, 0.05).look(values_ms)
+    assert known.reached is not in_a_row
+    assert known.within == pytest.approx(1.0 if in_a_row else 0.01, rel=0.05)
+
+
+def test_a_quantile_of_zero_is_known_only_where_its_interval_is_zero_too():
+    """Of 100 values 40 are 5 ms: the median is 0, its interval reaches the 65th value."""
+    rule = StopWhen("dispatch_delay", 0.5, 0.05)
+    assert rule.look([0.0] * 100).reached
+    known = rule.look(independent([0.0] * 60 + [5.0] * 40, 0.5))
+    assert (known.low_ms, known.high_ms, known.reached) == (0.0, 5.0, False)
+
+
 def test_a_level_ends_at_the_first_look_that_is_narrow_enough_and_says_what_was_reached():
     """Equal TTFTs are known at the first look; 100 beside 5 first requests of users."""
     spec = LevelSpec(0, Load(concurrency=5), num_requests=1000, start_requests=5)
