@@ -103,9 +103,9 @@ def parsed_yaml(text: str, source: object) -> Any:
 
 
 def table_rows(text: str, source: object) -> list[dict[str, Any]]:
-    """The rows of a CSV text; raises InputError if it is not CSV, or has a cell above 128 KiB."""
+    """The rows of a CSV, missing cells empty; raises InputError if it is none or has huge cells."""
     try:
-        return list(csv.DictReader(io.StringIO(text, newline="")))
+        return list(csv.DictReader(io.StringIO(text, newline=""), restval=""))
     except csv.Error as exc:
         raise InputError(f"{source} is not CSV: {exc}") from exc
 

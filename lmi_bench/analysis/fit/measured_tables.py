@@ -87,8 +87,9 @@ def _table_row(
 ) -> TableRow:
     try:
         cell = cell_of(row)
-    except (InputError, ValueError) as exc:
-        return TableRow(number, engine, None, str(exc))
+    except (InputError, ValueError, KeyError, ArithmeticError) as exc:
+        why = f"no {exc}" if isinstance(exc, KeyError) else str(exc)
+        return TableRow(number, engine, None, why)
     return TableRow(
         number,
         engine,
@@ -283,8 +284,8 @@ def _inferencex_cell(row: Row) -> MeasuredLevel:
     for SGLang on others than B200 and MI300X.
     """
     setup, prefill, workers = _copy(row)
-    stated = int(row["input_tokens"]), int(row["output_tokens"])
-    users = int(row["concurrency"])
+    stated = _count(row, "input_tokens"), _count(row, "output_tokens")
+    users = _count(row, "concurrency")
     input_tokens, output_tokens = (round(_MEAN_SHARE * tokens) for tokens in stated)
     medians = bool(row.get("tpot_p50_ms"))
     statistic = "p50" if medians else "mean"
@@ -337,7 +338,7 @@ def _gathers(row: Row, setup: Setup, stated: tuple[int, int], users: int) -> tup
 def _copy(row: Row) -> tuple[Setup, PrefillPool | None, int]:
     """A copy, its prefill workers and the number of decode workers, each with its devices."""
     if not _flag(row, "disaggregated"):
-        ranks = max(int(row["decode_tp"]), int(row["decode_ep"] or 1))
+        ranks = max(_count(row, "decode_tp"), int(row["decode_ep"] or 1))
         return _setup(row, "decode", ranks), None, 1
     counts = [int(row[f"{pool}_workers"] or 0) for pool in ("prefill", "decode")]
     if not all(counts):

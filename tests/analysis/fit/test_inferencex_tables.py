@@ -71,6 +71,28 @@ def test_a_busy_sglang_looks_for_requests_every_few_steps_and_half_of_that_is_in
     assert polled.tpot_mean_s == pytest.approx(at_once.tpot_mean_s)
 
 
+@pytest.mark.parametrize(
+    ("without", "cells", "says"),
+    [
+        ("decode_ep", 99, "no 'decode_ep'"), ("concurrency", 99, "no concurrency"),
+        ("", 5, "no decode_tp"), ("", 18, "no input_tokens"), ("", 19, "no output_tokens"),
+    ],
+)  # fmt: skip
+def test_a_line_that_lacks_cells_is_kept_with_its_reason(tmp_path, without, cells, says):
+    path, fields = tmp_path / "table.csv", {**FIELDS}
+    fields.pop(without, None)
+    line = ",".join([*fields.values()][:cells])
+    path.write_text(f"{','.join(fields)}\n{line}\n", encoding="utf-8")
+    (row,) = read_table(path)
+    assert (row.cell, row.problem) == (None, says)
+
+
+def test_lengths_of_zero_are_no_lengths(tmp_path):
+    nothing = {"input_tokens": "0", "output_tokens": "0", "output_tokens_per_s_per_gpu": ""}
+    (row,) = table(tmp_path, nothing)
+    assert row.problem == "input_tokens is '0': not a whole number of at least 1"
+
+
 GROUPS = {
     "framework": "trt", "decode_tp": "8", "decode_ep": "8", "decode_dp_attention": "True",
     "concurrency": "64",

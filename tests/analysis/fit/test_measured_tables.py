@@ -79,6 +79,13 @@ def test_empty_fields_are_unknown_and_unreadable_lines_are_kept_with_their_reaso
     assert "neither a concurrency nor a rate" in rows[2].problem
 
 
+def test_a_line_that_ends_early_is_kept_with_its_reason(tmp_path):
+    head = "concurrency,tp,input_tokens,output_tokens,instance,model\n"
+    (row,) = table(tmp_path, head + "4,1,256,256,ml.g5.2xlarge\n")
+    assert row.cell is None
+    assert "model ''" in row.problem
+
+
 def test_another_table_is_refused(tmp_path):
     with pytest.raises(InputError, match="no column input_tokens"):
         table(tmp_path, "model,a\nx,1\n")
