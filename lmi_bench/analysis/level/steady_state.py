@@ -196,6 +196,8 @@ class SteadyState:
         """
         if not self.open_loop:
             return math.floor(mean) + (1 if quantile > 1 - mean % 1 else 0)
+        if mean > 700:  # nearly a normal distribution, and exp(-mean) is no number soon
+            return round(mean + NormalDist().inv_cdf(quantile) * math.sqrt(mean))
         count, term = 0, math.exp(-mean)
         below = term
         while below < quantile:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import poisson
 
 from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
@@ -127,6 +128,15 @@ def test_the_batch_at_a_rate_is_little_s_law():
     rate = 0.6 * steady.saturated_rate_per_s
     batch = steady.batch_at(rate)
     assert batch == pytest.approx(rate * steady.cycle_s(batch), rel=1e-6)
+
+
+@pytest.mark.parametrize("mean", [699.0, 701.0, 2000.0])
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
+def test_any_number_of_prompts_comes_between_two_tokens(mean, quantile):
+    """As many as a Poisson count has at that quantile, although exp(-746) is 0."""
+    steady = copy(CASES[0], open_loop=True).steady
+    found = steady._prompts_between_tokens(mean, quantile)
+    assert found == pytest.approx(poisson.ppf(quantile, mean), abs=2)
 
 
 def test_a_small_cache_is_named_as_the_limit_of_an_a10g():
