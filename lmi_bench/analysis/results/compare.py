@@ -227,9 +227,10 @@ def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> 
 def _compare_throughput(
     blank: Difference, a: _Side, b: _Side, rng: np.random.Generator
 ) -> Difference:
-    """Tokens per second; draws keep what a side kept fixed: its users, or its wall time at a rate.
+    """Tokens per second; draws keep what a side kept fixed: its users, or its sends at a rate.
 
-    A level of users ends when its last user does, so each draw assigns its requests to users anew.
+    A level of users ends when its last user does, so each draw assigns its requests to users anew;
+    at a rate it ends with its last answer, so each draw has the sends answered in other times.
     """
     tokens = [side.columns.tokens for side in (a, b)]
     if not tokens[0].any() or not tokens[1].any() or a.wall_s <= 0 or b.wall_s <= 0:
@@ -238,13 +239,17 @@ def _compare_throughput(
     indices = _draws(a, b, RESAMPLES, rng)
     drawn = []
     for side, counts, chosen, point in zip((a, b), tokens, indices, points, strict=True):
-        if side.open_loop:
-            drawn.append(counts[chosen].sum(axis=1) / side.wall_s)
-            continue
         e2e = np.nan_to_num(side.columns.each_s(open_loop=False)["e2e"])
+        if side.open_loop:
+            slots = np.flatnonzero(np.bincount(chosen.ravel()))  # what is drawn from, in order
+            attempts = np.array([attempt for attempt, _ in side.records])[slots]
+            starts = np.flatnonzero(np.diff(attempts, prepend=math.inf))
+            ends_s = side.columns.sent_s[slots] + np.vstack([e2e[slots], e2e[chosen]])
+            last_s = np.maximum.reduceat(ends_s, starts, axis=1).sum(axis=1)
+            drawn.append(counts[chosen].sum(axis=1) / (side.wall_s + last_s[1:] - last_s[0]))
+            continue
         users = max(1, round(blank.load))
-        own = np.arange(counts.size)[None, :]
-        pace = float(counts.sum() / _worked_through_s(e2e[own], users)[0])
+        pace = float(counts.sum() / _worked_through_s(e2e[None, :], users)[0])
         took_s = _worked_through_s(e2e[chosen], users)
         drawn.append(point * counts[chosen].sum(axis=1) / took_s / pace)
     return _judge(blank, points, drawn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +35,23 @@ def records_of(seed, *, n=120, slower=1.0, users=4, lengths_seed=7):
     return tuple(records)
 
 
-def run_of(*levels, path="run", scenario=None):
-    """A run of (concurrency, records) levels."""
-    lines = [
-        level_of(level=i, concurrency=users, valid=True) for i, (users, _) in enumerate(levels)
-    ]
+def sent_at_a_rate(seed, *, slower=1.0, server_s=0.0, lost=()):
+    """60 requests, 2 a second, of 32 tokens in 8 s +-10 %, or by a server in turn."""
+    rng = np.random.default_rng(seed)
+    free_s, records = 0.0, []
+    for number in range(60):
+        sent_s, noise = number / 2, 1 + 0.1 * rng.standard_normal()
+        free_s = max(free_s, sent_s) + slower * server_s * noise
+        end_s = free_s if server_s else sent_s + slower * 8.0 * noise
+        times_s = np.linspace(sent_s, end_s, 33)[1:]
+        if number not in lost:
+            records.append(RequestRecord(number, sent_s, Exchange(sent_s, tuple(times_s.tolist()))))
+    return tuple(records)
+
+
+def run_of(*levels, path="run", scenario=None, load="concurrency"):
+    """A run of (concurrency, records) levels, or of (rate, records)."""
+    lines = [level_of(level=i, valid=True, **{load: value}) for i, (value, _) in enumerate(levels)]
     manifest = Manifest.from_json({"scenario": scenario or SCENARIO})
     return Run(Path(path), manifest, lines, [kept for _, kept in levels], None)
 
@@ -121,6 +134,34 @@ def test_half_a_percent_takes_repeats_to_be_claimed():
     assert {d.verdict for d in verdicts(*once).values()} == {"no difference"}
     thrice = [run_of(*[(4, steady(slower))] * 3) for slower in (1.0, 1.005)]
     assert {d.verdict for d in verdicts(*thrice).values()} == {"slower"}
+
+
+def at_a_rate(attempts, seed, **more):
+    levels = [(2.0, sent_at_a_rate(100 * seed + each, **more)) for each in range(attempts)]
+    return run_of(*levels, load="rate_per_s")
+
+
+@pytest.mark.parametrize("lost", [((), ()), ((3,), (40,))], ids=["all", "one lost"])
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_when_the_last_answer_of_a_rate_came_is_chance(attempts, lost):
+    """All lengths are equal, so only the ends differ: by 2.7 % with one attempt a side."""
+    found = []
+    for seed in range(20):
+        a, b = (at_a_rate(attempts, seed + 50 * side, lost=lost[side]) for side in (0, 1))
+        found.append(verdicts(a, b)["throughput"])
+    spread = np.std([math.log1p(each.change) for each in found])
+    assert np.mean([each.noise for each in found]) == pytest.approx(spread, rel=0.3)
+    assert [each.verdict for each in found].count("no difference") >= 19
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_server_that_does_not_keep_up_and_is_a_tenth_slower_is_found(attempts):
+    for seed in range(10):
+        a = at_a_rate(attempts, seed, server_s=0.6)
+        b = at_a_rate(attempts, 50 + seed, server_s=0.6, slower=1.1)
+        difference = verdicts(a, b)["throughput"]
+        assert difference.verdict == "slower"
+        assert -0.15 < difference.change < -0.03
 
 
 def test_the_other_way_round_it_is_faster():
