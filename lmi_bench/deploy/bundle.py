@@ -93,13 +93,13 @@ def build_bundle(
     if written := sorted({*environment} & {*server.variables}):
         raise InputError(f"--env {written[0]}: the plan writes this variable; leave it out")
     environment |= stated
-    most = endpoint.max_instances or plan.instances
-    quota = endpoint_quota(plan.setup.instance.instance_type, most)
+    machine, most = plan.setup.instance, endpoint.max_instances or plan.instances
+    quota = endpoint_quota(machine.instance_type, most)
     comments = (f"# {plan.describe()}", f"# {plan.basis}", f"# quota of the account: {quota}")
     lines = (*comments, *map("=".join, environment.items()), *secrets)
     files[f"{server.kind}.env"] = "\n".join(lines) + "\n"
-    blackwell = (plan.setup.instance.accelerator.compute_capability or 0.0) >= 10
-    ami = ami_of("cu130") if blackwell else image.ami if image else ami_of(address)
+    of_image = image.ami if image else ami_of(address)  # Blackwell needs a newer driver
+    ami = ami_of("cu130") if (machine.accelerator.compute_capability or 0) >= 10 else of_image
     if image is None and not ami:
         traps += (
             "the image's CUDA version is unknown, so InferenceAmiVersion is left out; if the image "
@@ -107,8 +107,8 @@ def build_bundle(
             "--set create_endpoint_config.ProductionVariants.0.InferenceAmiVersion=...",
         )
     container = Container(address, environment, secrets, server.model_data_uri, ami)
-    one_copy = server.kind != "lmi"
-    requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
+    alone = server.kind != "lmi"
+    requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=alone)
     if requests["create_model"].get("EnableNetworkIsolation") and not server.model_data_uri:
         traps += ("network isolation: the container cannot fetch its weights; use --model-data",)
     content = [{"operation": name, "parameters": sent} for name, sent in requests.items()]
@@ -116,9 +116,8 @@ def build_bundle(
     files["cloudformation.yaml"] = template(requests, description=plan.describe(), secrets=secrets)
     script = (resources.files("lmi_bench.deploy") / "data/deploy_boto3.py.txt").read_text("utf-8")
     files["deploy_boto3.py"] = script.replace('"us-east-1"', json.dumps(server.region), 1)
-    assert endpoint.name is not None
-    has_components = "create_inference_component" in requests
-    return Bundle(files, address, endpoint.name, traps, has_components, quota)
+    name, has_components = str(endpoint.name), "create_inference_component" in requests
+    return Bundle(files, address, name, traps, has_components, quota)
 
 
 def _kubernetes_bundle(

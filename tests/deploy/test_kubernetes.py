@@ -279,5 +279,7 @@ def test_what_a_version_cannot_do_is_refused(server, version, more, said):
 
 
 def test_what_cannot_be_scheduled_is_refused():
+    plan = plan_from_layout("llama-3.1-8b", "ml.trn1.32xlarge", VLLM_0_12, Stated())
+    asked = Server("vllm", "kubernetes", image="registry/neuron/vllm:0.11")
     with pytest.raises(InputError, match="NVIDIA GPUs alone"):
-        written("llama-3.1-8b", "ml.trn1.32xlarge")
+        build_bundle(plan, asked, EndpointSettings("chat"))

@@ -362,9 +362,7 @@ def profile_of_fit(
     spread = 1.4826 * float(np.median(np.abs(fit.residuals)))  # the robust standard deviation
     profile = fit.profile
     return replace(
-        profile,
-        version=profile.version if version is None else version,
-        fitted_on=fitted_on,
+        profile, version=profile.version if version is None else version, fitted_on=fitted_on,
         fitted_date=fitted_date,
         accelerators=tuple(dict.fromkeys(one.setup.instance.accelerator.name for one in fit.cells)),
         models=tuple(dict.fromkeys(cell.setup.shape.name for cell in fit.cells)),
@@ -375,10 +373,8 @@ def profile_of_fit(
         ttft_error_scale=fit.scales.ttft if keep_levels else profile.ttft_error_scale,
         levels=fit.cells if keep_levels else (),
         formats=tuple(dict.fromkeys(cell.setup.dtype for cell in fit.cells)),
-        fitted_lengths=_lengths(fit.cells),
-        fitted_cells=(),
-        notes=(note,) if kept else (),
-    )
+        fitted_lengths=_lengths(fit.cells), fitted_cells=(), notes=(note,) if kept else (),
+    )  # fmt: skip
 
 
 def _lengths(cells: Sequence[MeasuredLevel]) -> tuple[tuple[int, ...], ...]:

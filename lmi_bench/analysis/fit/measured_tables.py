@@ -91,13 +91,9 @@ def _table_row(
         why = f"no {exc}" if isinstance(exc, KeyError) else str(exc)
         return TableRow(number, engine, None, why)
     return TableRow(
-        number,
-        engine,
-        cell,
-        e2e_mean_s=_seconds(row, "e2e_ms"),
-        e2e_p99_s=_seconds(row, "e2e_p99_ms"),
-        fits=(row.get("fit") or "").strip().lower() != "no",
-    )
+        number, engine, cell, e2e_mean_s=_seconds(row, "e2e_ms"),
+        e2e_p99_s=_seconds(row, "e2e_p99_ms"), fits=(row.get("fit") or "").strip().lower() != "no",
+    )  # fmt: skip
 
 
 def _number(row: Row, key: str) -> float | None:

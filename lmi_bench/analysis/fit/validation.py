@@ -350,15 +350,11 @@ def accuracy_of(name: str, rows: Sequence[Judged], figure: str) -> Accuracy | No
         return None
     errors = np.array([abs(estimate.value / measured - 1) for estimate, measured in known])
     return Accuracy(
-        slice_name=name,
-        figure=figure,
-        rows=len(stated),
-        silent=len(stated) - len(known),
-        median=float(np.median(errors)),
-        p90=float(np.quantile(errors, 0.9)),
+        slice_name=name, figure=figure, rows=len(stated), silent=len(stated) - len(known),
+        median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9)),
         coverage=float(np.mean([e.low <= measured <= e.high for e, measured in known])),
         half_width=float(np.median([(e.high - e.low) / 2 / e.value for e, _ in known])),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,11 +281,7 @@ def _observed(request: RecommendRequest, cell: MeasuredLevel, copy: CopyCapacity
         load = replace(load, arrivals="gamma", burstiness=workload.burstiness)
     run = simulate_pools(
         LevelSpec(0, load, num_requests=ramp + _SIMULATED_REQUESTS),
-        workload.requests(request.seed),
-        prefill,
-        decode,
-        cell.prefill.transfer_s,
-        seed=request.seed,
-        overhead_s=max(ROUTED_S, profile.parameters.request_overhead_s),
-    )
+        workload.requests(request.seed), prefill, decode, cell.prefill.transfer_s,
+        seed=request.seed, overhead_s=max(ROUTED_S, profile.parameters.request_overhead_s),
+    )  # fmt: skip
     return Latencies.of(run.records[ramp:], open_loop=True)

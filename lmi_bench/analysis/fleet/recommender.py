@@ -166,13 +166,9 @@ def screen(
     tell("fitting the model into machines", 0.0)
     allowed, elsewhere = request.requirements.split_by_region(request.considered)
     possible, rejected = split_layouts(
-        allowed,
-        request.workload,
-        request.profile,
-        degrees=request.degrees,
-        open_loop=request.open_loop,
-        settings=request.settings,
-    )
+        allowed, request.workload, request.profile, degrees=request.degrees,
+        open_loop=request.open_loop, settings=request.settings,
+    )  # fmt: skip
     rejected.extend(elsewhere)
     tell(f"screening {len(possible)} layouts", 0.05)
     copies: dict[EngineKey, CopyCapacity] = {}

@@ -366,13 +366,9 @@ def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
 
 def _steady(model: PricedSteps, cell: MeasuredLevel, slots: int = 1) -> SteadyState:
     return SteadyState(
-        model,
-        cell.input_tokens,
-        cell.output_tokens,
-        slots,
-        open_loop=cell.rate_per_s is not None,
+        model, cell.input_tokens, cell.output_tokens, slots, open_loop=cell.rate_per_s is not None,
         cached_tokens=cell.cached_tokens,
-    )
+    )  # fmt: skip
 
 
 def regime_of(profile: EngineProfile, cell: MeasuredLevel, predicted: CellPrediction) -> str:

@@ -79,14 +79,10 @@ def starts_s(spec: LevelSpec, requests: Requests, seed: int, spacing_s: float) -
         limit_s = math.inf if spec.duration_s is None else spec.duration_s
         return takewhile(lambda at_s: at_s < limit_s, recorded)
     return arrival_times_s(
-        spec.rate_per_s,
-        process=spec.load.arrivals,
-        seed=seed + spec.repeat,
-        num_requests=spec.num_requests,
-        duration_s=spec.duration_s,
-        burstiness=spec.load.burstiness,
+        spec.rate_per_s, process=spec.load.arrivals, seed=seed + spec.repeat,
+        num_requests=spec.num_requests, duration_s=spec.duration_s, burstiness=spec.load.burstiness,
         ramp_s=spec.load.ramp_s,
-    )
+    )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)

@@ -114,13 +114,9 @@ def _ms(value: float) -> str:
 
 def _regression_case(difference: Difference, allowed: float) -> GateCase:
     case = GateCase(
-        level=difference.level,
-        name=f"{difference.metric} vs baseline",
-        measured="unknown",
-        limit=f"at most {allowed * 100:g} % worse",
-        outcome="passed",
-        asked=False,
-    )
+        level=difference.level, name=f"{difference.metric} vs baseline", measured="unknown",
+        limit=f"at most {allowed * 100:g} % worse", outcome="passed", asked=False,
+    )  # fmt: skip
     if difference.change is None:
         return replace(case, outcome="not measured", detail=difference.reason)
     shown = f"{difference.change:+.1%}"

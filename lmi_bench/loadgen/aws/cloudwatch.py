@@ -119,10 +119,6 @@ def _of_level(
         if values(name) and number:
             known[f"{name}_mean_percent"] = sum(values(name)) / len(values(name)) / number
     return CloudWatch(
-        level=line.index,
-        attempt=line.attempt,
-        first_minute=minutes[0].isoformat(),
-        minutes=len(minutes),
-        shared_minutes=sum(users[minute] > 1 for minute in minutes),
-        **known,
-    )
+        level=line.index, attempt=line.attempt, first_minute=minutes[0].isoformat(),
+        minutes=len(minutes), shared_minutes=sum(users[minute] > 1 for minute in minutes), **known,
+    )  # fmt: skip
