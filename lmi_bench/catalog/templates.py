@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 _PLACE: Final = re.compile(r"\$([a-z_]+)")
-_OF_GO: Final = re.compile(r"[-+]?(\.\d+|\d+\.?\d*)([eE][-+]?\d+)?|0o[0-7]+|[yYnN]")
+_OF_GO: Final = re.compile(r"[-+]?(\.\d+|\d+\.?\d*)([eE][-+]?\d+)?|[-+]?0o[0-7]+|[yYnN]")
 """Texts that Kubernetes reads as numbers or booleans, and PyYAML does not."""
 
 

@@ -235,13 +235,13 @@ def test_sagemakers_options_and_a_fleet_above_the_maximum_are_refused():
 
 def test_texts_that_kubernetes_would_read_as_numbers_are_quoted():
     """go-yaml takes `1e3`, `08` and `y` for other than texts, which PyYAML does not."""
-    texts = {"OWNER": "094389454867", "X": "1e3", "FLAG": "y", "OCTAL": "0o17", "HOST": "0.0.0.0"}
+    texts = {"OWNER": "094389454867", "X": "1e3", "FLAG": "y", "OCTAL": "-0o17", "HOST": "0.0.0.0"}
     env = tuple(f"{name}={text}" for name, text in texts.items())
     _, bundle, found = written("qwen3-8b", "ml.g6e.xlarge", env=env)
     (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     variables = {each["name"]: each.get("value") for each in container["env"]}
     assert texts.items() <= variables.items()
-    for text in ("'094389454867'", "'1e3'", "'y'", "'0o17'", " 0.0.0.0\n"):
+    for text in ("'094389454867'", "'1e3'", "'y'", "'-0o17'", " 0.0.0.0\n"):
         assert text in bundle.files["kubernetes.yaml"]
 
 

@@ -53,6 +53,15 @@ def test_the_curve_is_latency_over_throughput_in_order_of_load(sweep):
     assert trace["y"][-1] == sweep.levels[-1].of("latency_per_token").p90
 
 
+def test_a_view_without_a_value_says_so(sweep, plan):
+    levels = [replace(line, valid=False, invalid_reason="late") for line in sweep.levels]
+    unpriced = [{**each, "price_usd_per_hour": None} for each in plan["candidates"]]
+    advice = plan | {"recommended": unpriced[0], "candidates": unpriced}
+    figures = figures_of(build_view([replace(sweep, levels=levels)], [advice]))
+    empty = {name for name, figure in figures.items() if "nothing to draw" in json.dumps(figure)}
+    assert empty == {"recommendation-1-cost", "recommendation-1-stairs", "view-interactivity"}
+
+
 def test_knees_are_marked_at_their_level(sweep):
     data = figures_of(build_view([sweep]))["chart-latency-throughput"]["data"]
     knees = [trace for trace in data[1:] if "Recommended" in trace["name"]]

@@ -182,6 +182,16 @@ def test_invalid_levels_are_flagged_and_warned_about(runs_of):
     assert view.curve.valid == (True, False)
 
 
+def test_an_invalid_level_neither_meets_an_slo_nor_misses_it(sweep):
+    lines = [replace(line, valid=False, invalid_reason="client: late") for line in sweep.levels]
+    judged, doubted = (
+        build_view([replace(sweep, levels=levels)]).runs[0].slos.rows[4].cells[3]
+        for levels in (sweep.levels, lines)
+    )
+    assert judged.text == f"{doubted.text} ok"
+    assert (doubted.hint, doubted.tone) == ("client: late", "warn")
+
+
 def test_slos_of_the_scenario_are_judged_level_by_level(sweep):
     """48 requests at 16 users support a p90 and no p99; a level of 3 supports neither."""
     table = build_view([sweep]).runs[0].slos

@@ -93,11 +93,13 @@ def _config_words(model: str) -> set[str]:
 def _words_in(stated: Mapping[str, Any], covers: str) -> Iterator[str]:
     """Words of an object and of those within it; covers: what they apply to, empty: all layers."""
     bits = stated.get("bits", stated.get("num_bits"))
-    yield f"{stated.get('type', 'int')}{bits}-{stated.get('group_size')}{covers}"
+    if bits is not None:
+        yield f"{stated.get('type', 'int')}{bits}-{stated.get('group_size')}{covers}"
     for key, value in stated.items():
         if _OF_OTHERS.fullmatch(key):
             continue
-        yield key if value is True else str(value) if key in _NAMED else ""
+        if value is True or (value and key in _NAMED):
+            yield key if value is True else str(value)
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, Mapping):
                 yield from _words_in(each, covers)

@@ -315,7 +315,21 @@
     };
   };
 
-  Object.assign(views, {
-    cdf, fan, timeline, lanes, interactivity, cost, pace, memory, stairs, roofline,
-  });
+  // A view without a value says so; the roofline gives its own reason.
+  const orNothing = (view) => (place) => {
+    const figure = view(place);
+    if (!figure.data.some((trace) => trace.x && trace.x.length)) {
+      figure.layout.annotations = [
+        ...(figure.layout.annotations ?? []),
+        note("nothing to draw: no value is known", "var(--muted)", {
+          x: 0.5, y: 0.5, xref: "paper", yref: "paper", xanchor: "center",
+        }),
+      ];
+    }
+    return figure;
+  };
+  const own = { cdf, fan, timeline, lanes, interactivity, cost, pace, memory, stairs };
+  Object.assign(views, { roofline }, Object.fromEntries(
+    Object.entries(own).map(([name, view]) => [name, orNothing(view)])
+  ));
 })();

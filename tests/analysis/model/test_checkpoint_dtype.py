@@ -110,6 +110,14 @@ def test_a_folder_says_it_in_its_config(tmp_path, stated, dtype):
     assert planned_dtype(folder_of(tmp_path, config)) == dtype
 
 
+@pytest.mark.parametrize("stated", [{}, {"quant_method": "modelopt", "quant_algo": None}])
+def test_a_folder_that_names_no_format_has_whole_weights(tmp_path, stated):
+    """ModelOpt also writes `quantization` where the KV cache alone is narrow."""
+    beside = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    folder = folder_of(tmp_path, {} if stated else {"quantization_config": stated}, beside)
+    assert planned_dtype(folder) == "float16"
+
+
 def test_a_wrapped_model_says_it_in_its_text_config(tmp_path):
     text = {"quantization_config": groups(INT4, ignore=KIMI_IGNORES)}
     assert planned_dtype(folder_of(tmp_path, {"text_config": text})) == "int4-experts"
