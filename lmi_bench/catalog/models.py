@@ -65,7 +65,7 @@ _INDEX = Index(
 )  # fmt: skip
 
 
-_DATE: Final = re.compile(r"\d{4}|\d{6}|thinking|preview|latest")
+_DATE: Final = re.compile(r"\d{4}|\d{6}|thinking|preview|latest|terminus|exp|v2|bnb|qat|q\d|[0ksm]")
 _OTHER_WORK: Final = re.compile(
     r"embed|rerank|(^|[/-])(bge|e5|gte|colbert|whisper|clip|bert)(-|$)", re.IGNORECASE
 )

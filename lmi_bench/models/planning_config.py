@@ -66,7 +66,10 @@ def planning_shape(name: str, config: Mapping[str, Any], folder: Path | None = N
     """
     if not any(key in config for figure in ("text", "encoders", "mtp") for key in _keys(figure)):
         with suppress(InputError):  # the engine does not run it
-            return shape_from_hf_config(name, config)
+            shape = shape_from_hf_config(name, config)
+            stated = config.get("max_position_embeddings")  # the engine ends longrope earlier
+            longest = stated if type(stated) is int else 0
+            return replace(shape, max_positions=max(shape.max_positions, longest))
     tensors = TensorSizes() if folder is None else TensorSizes.of(folder)
     try:
         try:
@@ -110,8 +113,10 @@ class _Config:
                 f"model {name!r}: config.json has no {', '.join(missing)}: add these keys, or give "
                 "a folder with the model's safetensors"
             )
+        self.blocks = [each for each in self.listed("blocks") if isinstance(each, Mapping)]
         self.heads = self.count("heads") or self.count("state_heads") or max(1, self.hidden // 128)
         self.head_dim = self.count("head_dim") or max(1, self.hidden // self.heads)
+        self.config |= self._of_blocks()
         self.matrices = int(self.family.get("matrices") or 3)
         if "relu2" in (inner.get("mlp_hidden_act"), inner.get("hidden_act")):
             self.matrices = 2
@@ -131,6 +136,21 @@ class _Config:
         values = (self.config.get(key) for key in _keys(figure))
         return next((each for each in values if isinstance(each, list | str) and each), ())
 
+    def _of_blocks(self) -> Mapping[str, int]:
+        """Keys of Nemotron NAS: some blocks have no attention, their MLPs several sizes."""
+        groups = [b["attention"].get("n_heads_in_group") for b in self.blocks]
+        if not any(groups):
+            return {}
+        width = 0.0  # an MLP's inner size is a multiple of 256 (DeciLM's modeling file)
+        for part in (block[name] for block in self.blocks for name in ("attention", "ffn")):
+            if part.get("replace_with_linear"):
+                width += self.hidden / 3
+            elif "ffn_mult" in part and not part.get("no_op"):
+                width += 256 * math.ceil(int(2 * (part["ffn_mult"] or 0) * self.hidden / 3) / 256)
+        kv_heads = self.heads // min(filter(None, groups))
+        ffn = max(1, round(width / len(self.blocks)))
+        return {_keys("kv_heads")[0]: kv_heads, _keys("ffn")[0]: ffn}
+
     def kinds(self) -> list[tuple[Mixer, Mlp]]:
         """Mixer and MLP of every layer."""
         types = self.listed("layer_types")
@@ -140,8 +160,12 @@ class _Config:
 
     def _mixer(self, layer: int) -> Mixer:
         config = self.config
-        if types := self.listed("layer_types"):
-            return next((k for word, k in _MIXERS.items() if word in str(types[layer])), "full")
+        if self.blocks:
+            own = self.blocks[layer]["attention"]
+            return "none" if own.get("no_op") or own.get("replace_with_linear") else "full"
+        if types := self.listed("layer_types"):  # of RecurrentGemma a pattern that repeats
+            kind = str(types[layer % len(types)])
+            return next((k for word, k in _MIXERS.items() if word in kind), "full")
         own, indices = config.get("linear_attn_config"), config.get("attn_layer_indices")
         full: object = True
         if isinstance(own, Mapping) and own.get("full_attn_layers"):

@@ -17,7 +17,7 @@ from lmi_bench.analysis.model.memory import (
 )
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.hf_config import spec_from_hf_config
+from lmi_bench.models.hf_config import shape_from_hf_config, spec_from_hf_config
 from lmi_bench.models.planning_config import planning_shape
 from tests.models.public_configs import CONFIGS, PUBLISHED
 from tests.models.wrong_values import WRONG
@@ -284,3 +284,48 @@ def test_whatever_a_key_holds_the_file_is_read_or_refused_in_one_line(name):
                 refusals.append(str(exc))
     assert refusals
     assert not any("\n" in each for each in refusals)
+
+
+def nas_block(group, multiple):
+    """A block of Llama-Nemotron's; group: query heads for each KV head, None: no attention."""
+    attention = {"n_heads_in_group": group, "no_op": group is None, "replace_with_linear": False}
+    return {"attention": attention, "ffn": {"ffn_mult": multiple, "no_op": multiple is None}}
+
+
+def test_blocks_without_attention_or_with_a_narrow_mlp_are_counted_one_by_one():
+    """8 KV heads of 128 in 54 of 80 blocks; widths 28,672 and 5,632 by DeciLM's rule."""
+    blocks = [nas_block(8, 5.25)] * 54 + [nas_block(None, 1.0)] * 20 + [nas_block(None, None)] * 6
+    config = {
+        "model_type": "nemotron-nas", "hidden_size": 8192, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": None, "intermediate_size": None,
+        "vocab_size": 128256, "block_configs": blocks,
+    }  # fmt: skip
+    shape = planning_shape("super", config)
+    attention, mlp = 2 * 8192 * (8192 + 1024), 3 * 8192
+    by_hand = 54 * (attention + mlp * 28_672) + 20 * mlp * 5_632 + 2 * 128256 * 8192
+    assert shape.params_total == pytest.approx(by_hand, rel=1e-4)
+    assert kv_bytes_per_token(shape) == 54 * 2 * 8 * 128 * 2
+    assert not shape.doubt
+
+
+def test_a_pattern_of_layers_repeats_and_bloom_has_its_own_key():
+    config = {
+        "model_type": "recurrent_gemma", "hidden_size": 256, "num_hidden_layers": 8,
+        "num_attention_heads": 4, "vocab_size": 1000, "lru_width": 256,
+        "block_types": ["recurrent", "recurrent", "attention"],
+    }  # fmt: skip
+    assert planning_shape("r", config).full_attention_layers == 2
+    bloom = {"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "n_head": 16}
+    assert planning_shape("b", bloom | {"vocab_size": 250880}).hidden_size == 1024
+
+
+def test_longrope_is_planned_to_its_whole_context_though_the_engine_ends_earlier():
+    config = {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 384,
+        "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+        "rope_scaling": {"type": "longrope", "long_factor": [1.0] * 48, "short_factor": [1.0] * 48},
+    }  # fmt: skip
+    assert shape_from_hf_config("p", config).max_positions == 4096
+    assert planning_shape("p", config).max_positions == 131_072

@@ -27,6 +27,16 @@ PUBLISHED = [
     ("RedHatAI/Qwen3-32B-NVFP4A16", "qwen3-32b", "nvfp4"),
     ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", None),
     ("demo-15m", "demo-15m", None),
+    ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "deepseek-v3", "nvfp4"),
+    ("deepseek-ai/DeepSeek-V3.1-Terminus", "deepseek-v3", "float8"),
+    ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2", "float8"),
+    ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b", "int4"),
+    ("Llama-3.1-8B-Instruct-Q4_K_M", "llama-3.1-8b", "int4"),
+    ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b", None),
+    ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.3", None),
+    ("mistralai/Mistral-Large-Instruct-2411", "mistral-large-123b", None),
+    ("microsoft/Phi-4-mini-instruct", "phi-4-mini", None),
+    ("microsoft/phi-4", "phi-4", None),
 ]
 
 
