@@ -29,6 +29,7 @@ class Tokenizer:
     sampling       the sampling settings that the folder states
     longest_token_bytes  most bytes of a text that one token can stand for; None: unknown
     is_byte_level        a token's bytes do not depend on the tokens before it
+    has_channels         the model divides an answer into channels, as gpt-oss does
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Tokenizer:
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
         }
+        self.has_channels = "<|channel|>" in self._special_tokens.values()
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -126,8 +128,9 @@ class Tokenizer:
         ours: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return bool(ours == other._tokenizer.get_vocab(with_added_tokens=True))
 
-    def detokenizer(self, behind: Sequence[int] = ()) -> "Detokenizer":
-        return Detokenizer(self, self._shown(behind[-_CONTEXT_TOKENS:]))
+    def detokenizer(self, behind: Sequence[int] = (), *, special: bool = False) -> "Detokenizer":
+        """special: the text has its special tokens, too"""
+        return Detokenizer(self, self._shown(behind[-_CONTEXT_TOKENS:]), special=special)
 
     def _shown(self, token_ids: Iterable[int]) -> list[int]:
         """The ids without special tokens, which `decode` skips."""
@@ -142,34 +145,37 @@ class Detokenizer:
     they end within a character. The joined pieces are what all tokens add to the text before them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, behind: list[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, behind: list[int], *, special: bool) -> None:
         """behind  the tokens just before the stream, without special ones"""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._special = tokenizer, special
         self._context = behind  # later the last piece, which starts at a character boundary
-        self._context_text = tokenizer.decode(behind) if behind else ""
+        self._context_text = self._decode(behind) if behind else ""
         self._pending: list[int] = []  # not emitted yet
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text completed by these tokens; empty while a character is incomplete."""
-        self._pending.extend(self._tokenizer._shown(token_ids))
+        self._pending.extend(token_ids if self._special else self._tokenizer._shown(token_ids))
         return self._emit(at_end=False)
 
     def finish(self) -> str:
         """The remaining text at the end of the stream: empty, or U+FFFD for invalid bytes."""
         return self._emit(at_end=True)
 
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=not self._special)
+
     def _emit(self, *, at_end: bool) -> str:
         if not self._pending:
             return ""
-        text = self._tokenizer.decode(self._context + self._pending)
+        text = self._decode(self._context + self._pending)
         if text.endswith(_UNFINISHED) and not at_end:
             return ""
         if text.startswith(self._context_text):
             piece = text[len(self._context_text) :]
         else:  # invalid bytes follow: some decoders then also drop the valid ones before them
-            piece = self._tokenizer.decode(self._pending)
+            piece = self._decode(self._pending)
         self._context = [] if self._tokenizer.is_byte_level else self._pending
-        self._context_text = self._tokenizer.decode(self._context) if self._context else ""
+        self._context_text = self._decode(self._context) if self._context else ""
         self._pending = []
         return piece
 

@@ -23,6 +23,7 @@ class Prompt:
     keep_stop_string  True if the matched stop string is part of the answer
     text              the prompt's text, if the reply repeats it
     alone             True if the reply has no more than the prompt
+    shows_special     True if the answer's text has its special tokens, which mark calls
     """
 
     token_ids: Sequence[int]
@@ -31,6 +32,7 @@ class Prompt:
     keep_stop_string: bool = False
     text: str = ""
     alone: bool = False
+    shows_special: bool = False
 
 
 class Piece(NamedTuple):

@@ -15,6 +15,7 @@ class PlainTokenizer:
     eos_token_ids: tuple[int, ...] = ()
     sampling: Mapping[str, float] = MappingProxyType({})
     longest_token_bytes: int | None = None  # a word is as long as it is
+    has_channels = False
 
     def __init__(self, vocab_size: int = 32_000) -> None:
         if vocab_size < 1:
@@ -41,7 +42,7 @@ class PlainTokenizer:
     def special_token(self, token_id: int) -> None:
         """None: every token is a word."""
 
-    def detokenizer(self, behind: Sequence[int] = ()) -> "PlainTokenizer":
+    def detokenizer(self, behind: Sequence[int] = (), *, special: bool = False) -> "PlainTokenizer":
         """Itself: words do not depend on their neighbours."""
         return self
 

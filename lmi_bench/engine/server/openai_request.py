@@ -43,6 +43,7 @@ class _Structured(_Guided):
 
 
 class _ResponseFormat(Fields):
+    model_config = ConfigDict(extra="forbid")
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: dict[str, Any] = Field({})
 
@@ -134,7 +135,7 @@ def _joined(content: Any) -> str:
     if isinstance(content, str):
         return content
     try:
-        return "".join([part["text"] for part in content])
+        return "\n".join([part["text"] for part in content])  # as in vLLM
     except (KeyError, TypeError):
         raise ValueError("a string or a list of text parts") from None
 
@@ -205,6 +206,8 @@ class ChatCall(_OpenAiFields):
         super().model_post_init(context)
         for tool in self.tools:
             _Tool.read(tool)
+        if self.top_logprobs and not self.logprobs:
+            raise InputError("top_logprobs needs logprobs: true")
 
     def constraint(self) -> tuple[str, Any] | None:
         found, choice = super().constraint(), self.tool_choice

@@ -54,13 +54,18 @@ class OpenAiReply(ABC):
             "model": state.model_name,
         }
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":'
+        in_channels = isinstance(call, ChatCall) and state.codec.has_channels
         self._is_plain = not (
             call.num_logprobs is not None
             or call.return_token_ids
             or call.stream_options.continuous_usage_stats
             or call.most_tool_calls != 0
+            or in_channels
         )
-        self._finders = [CallFinder(call.most_tool_calls) for _ in answers]
+        tools = call.tools if isinstance(call, ChatCall) else ()
+        self._finders = [
+            CallFinder(call.most_tool_calls, tools, in_channels=in_channels) for _ in answers
+        ]
 
     @abstractmethod
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
@@ -209,10 +214,13 @@ class ChatReply(OpenAiReply):
         return {"message": message, "logprobs": self._logprobs(pieces)}
 
     def _message(self, text: str, number: int) -> dict[str, Any]:
-        """What a text adds to the content and the tool calls."""
+        """What a text adds to the content, the reasoning and the tool calls."""
         ended = self._answers[number].finish_reason is not None
-        content, calls = self._finders[number].push(text, ended=ended)
-        return {"content": content, "tool_calls": calls} if calls else {"content": content}
+        content, thought, calls = self._finders[number].push(text, ended=ended)
+        message: dict[str, Any] = {"content": content}
+        if thought:
+            message["reasoning"] = thought  # vLLM's name
+        return message | {"tool_calls": calls} if calls else message
 
     def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
         if self._call.num_logprobs is None:
@@ -341,6 +349,8 @@ class OpenAiRoutes:
                     call.include_stop_str_in_output,
                     text,
                     alone=call.max_tokens == 0,
+                    shows_special=isinstance(call, ChatCall)
+                    and (call.most_tool_calls != 0 or state.codec.has_channels),
                 )
             )
         return prompts

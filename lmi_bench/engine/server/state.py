@@ -181,7 +181,8 @@ class ServerState:
         generation = self.engine.submit(
             prompt.token_ids, prompt.sampling, beside=beside, client=CLIENT.get()
         )
-        return Answer(generation, prompt, self.codec.detokenizer(prompt.token_ids))
+        shown = self.codec.detokenizer(prompt.token_ids, special=prompt.shows_special)
+        return Answer(generation, prompt, shown)
 
     def ignored_header(self, names: list[str]) -> dict[str, str]:
         """A header that lists fields unknown to this server; logs each name once."""

@@ -1,51 +1,103 @@
 """Finds the tool calls in a model's answer while its text arrives.
 
-Models write `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` anywhere (Hermes, Qwen), or
-an answer of JSON alone: a call, a list of them, or several behind semicolons, where `parameters`
-may stand for `arguments` (Llama 3, Mistral). A call begins where its arguments do; what only looks
-like one stays text.
+Models write JSON with name and arguments (in `<tool_call>`: Hermes, Qwen; alone, a list of them or
+several behind semicolons: Llama, Phi), a name before its JSON arguments (DeepSeek, Kimi, Mistral),
+or a name and tagged pairs (GLM, Qwen3-Coder); gpt-oss divides an answer into channels. A call
+begins where its arguments do; what only looks like one stays text.
 """
 
 import json
 import re
 import uuid
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from lmi_bench.engine.server.codec import overlap
 
-_BEGIN: Final = "<tool_call>"
+_FIELDS: Final = r'(?:"(?:type|id|index)"\s*:\s*(?:"[^"\\]*"|\d+)\s*,\s*)*'
 _HEAD: Final = (
-    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,'
-    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    rf'\s*\{{\s*{_FIELDS}"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*{_FIELDS}'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_TAGGED: Final = re.compile(_BEGIN + _HEAD)
-_BARE: Final = re.compile(r"[\s\[\]};,]*" + _HEAD)
+_NAME: Final = r"\s*(?P<name>[\w.-]+)\s*"
+_TAGGED: Final = [
+    re.compile(form)
+    for form in (
+        "<tool_call>" + _HEAD,
+        r"<tool_call>\s*(?=\{)",
+        rf"<tool_call>{_NAME}(?P<pairs>(?:<arg_key>[\s\S]*?</arg_value>\s*)*)</tool_call>",
+        rf"(?:<tool_call>\s*)?<function={_NAME}>(?P<pairs>[\s\S]*?)</function>",
+        rf"\[TOOL_CALLS\]{_NAME}(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{{)",
+        r"\[TOOL_CALLS\]\s*\[?" + _HEAD,
+        r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
+        rf"{_NAME}(?:<｜tool▁sep｜>|```json)\s*(?=\{{)",
+        r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
+        r"(?P<name>[\w.-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)",
+    )
+]
+_BEGINS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<｜tool▁call", "<|tool_call")
+_PAIR: Final = re.compile(
+    r"<(?:arg_key>(.*?)</arg_key>\s*<arg_value>|parameter=([^>]+)>\n?)(.*?)\n?</(?:arg|param)",
+    re.DOTALL,
+)
+# between the calls of an answer that has nothing else: the first one's other fields, and a list's
+_BETWEEN: Final = (
+    r"\s*(?:functools|<\|python_tag\|>)?"
+    r'(?:\s*,\s*"\w+"\s*:\s*(?:"[^"\\]*"|\d+|null))*[\s\[\]};,]*'
+)
+_BARE: Final = [re.compile(_BETWEEN + form) for form in (_HEAD, r"(?=\{)")]
+_BARE_BEGINS: Final = ("{", "[", "functools", "<|python_tag|>")
+_CHANNEL_BEGINS: Final = ("<|channel|>", "<|start|>", "to=")
+_CHANNEL_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_CHANNEL: Final = re.compile(
+    r"(?P<head>[^<]*(?:<\|(?:start|channel|constrain)\|>[^<]*)+)<\|message\|>"
+    r"(?P<body>[^<]*(?:<(?!\|(?:end|call|return|start)\|>)[^<]*)*)"
+)
+_CALLED: Final = re.compile(r"to=functions\.([\w.-]+)")
+_THOUGHT: Final = re.compile(r"to=|<\|channel\|>\s*analysis")
+
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+class _Call(NamedTuple):
+    start: int  # in the text
+    end: int
+    name: str
+    arguments: str  # so far
 
 
 class CallFinder:
-    """Divides one answer into content and calls."""
+    """Divides one answer into content, reasoning and calls."""
 
-    def __init__(self, most: int | None) -> None:
-        """most  calls to take at most; 0: everything is content; None: any number"""
+    def __init__(self, most: int | None, tools: Tools = (), *, in_channels: bool = False) -> None:
+        """most  calls to take at most; 0: everything is content; None: any number
+        tools  as the request has them: whether a pair's value is a text or JSON
+        in_channels  the model writes as gpt-oss does
+        """
         self._most = most
+        self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self._in_channels = in_channels
         self._text = ""
-        self._content_chars = 0  # that were returned
+        self._returned = [0, 0]  # characters of the content and of the reasoning
         self._argument_chars: list[int] = []  # of each call, that were returned
 
     @property
     def num_found(self) -> int:
         return len(self._argument_chars)
 
-    def push(self, text: str, *, ended: bool) -> tuple[str, list[dict[str, Any]]]:
-        """What this text adds to the content and to the calls, as OpenAI streams them: a call's
-        name with the begin of its arguments, then more of them. `ended`: no text follows."""
-        if self._most == 0:
-            return text, []
+    def push(self, text: str, *, ended: bool) -> tuple[str, str, list[dict[str, Any]]]:
+        """What this text adds to the content, to the reasoning and to the calls, as OpenAI streams
+        them: a call's name with the begin of its arguments, then more of them. `ended`: no text
+        follows."""
+        if self._most == 0 and not self._in_channels:
+            return text, "", []
         self._text += text
-        content, calls = _divided(self._text, ended=ended)
-        more, self._content_chars = content[self._content_chars :], len(content)
-        if content and not calls:  # a text, no bare call: "-" stands for what is read
-            self._text, self._content_chars = "-" + self._text[len(content) :], 1
+        content, thought, calls = self._divided(ended=ended)
+        more, thoughts = content[self._returned[0] :], thought[self._returned[1] :]
+        self._returned = [len(content), len(thought)]
+        if content and not (calls or self._in_channels):  # no bare call; "-" for what is read
+            self._text, self._returned = "-" + self._text[len(content) :], [1, 0]
         added: list[dict[str, Any]] = []
         for index, (name, arguments) in enumerate(calls[: self._most]):
             if index == self.num_found:
@@ -55,30 +107,94 @@ class CallFinder:
             elif rest := arguments[self._argument_chars[index] :]:
                 added.append({"index": index, "function": {"arguments": rest}})
                 self._argument_chars[index] = len(arguments)
-        return more, added
+        return more, thoughts, added
+
+    def _divided(self, *, ended: bool) -> tuple[str, str, list[tuple[str, str]]]:
+        """The content and the reasoning that are certain by now, and name and arguments so far of
+        each call."""
+        text = self._text
+        if self._in_channels and _may_begin(text, _CHANNEL_BEGINS):
+            return _channels(text, ended=ended)
+        if self._most == 0:
+            return text, "", []
+        bare, at = _may_begin(text, _BARE_BEGINS), 0
+        calls: list[_Call] = []
+        while call := self._next_call(at, bare=bare):
+            calls.append(call)
+            at = call.end
+        if calls:
+            return text[: calls[0].start], "", [call[2:] for call in calls]
+        if bare or ended:
+            return text if ended else "", "", []
+        opened = [at for begin in _BEGINS if (at := text.find(begin)) >= 0]
+        held = max(overlap(text, begin) for begin in _BEGINS)
+        return text[: min([*opened, len(text) - held])], "", []
+
+    def _next_call(self, at: int, *, bare: bool) -> _Call | None:
+        found = [form.match(self._text, at) for form in _BARE] if bare else []
+        found += [each for form in _TAGGED for each in form.finditer(self._text, at)]
+        calls = [call for each in found if each and (call := self._read(each))]
+        return min(calls, key=lambda call: call.start, default=None)
+
+    def _read(self, found: re.Match[str]) -> _Call | None:
+        """The call that begins with `found`; None if it is none, or not whole yet."""
+        start, end = found.span()
+        given, text = found.groupdict(), self._text
+        if "pairs" in given:
+            tool = self._tools.get(given["name"])
+            if tool is None:
+                return None
+            kinds = (tool.get("parameters") or {}).get("properties") or {}
+            pairs = {
+                (key or named): _value(value, kinds.get(key or named))
+                for key, named, value in _PAIR.findall(given["pairs"])
+            }
+            return _Call(start, end, given["name"], json.dumps(pairs, ensure_ascii=False))
+        whole, last = _object_at(text, end)
+        if "name" in given:
+            return _Call(start, last, given["name"], text[end:last])
+        name, arguments = whole.get("name"), whole.get("arguments", whole.get("parameters"))
+        if not (isinstance(name, str) and isinstance(arguments, dict)):
+            return None
+        return _Call(start, last, name, json.dumps(arguments, ensure_ascii=False))
 
 
-def _divided(text: str, *, ended: bool) -> tuple[str, list[tuple[str, str]]]:
-    """The content that is certain by now, and name and arguments so far of each call."""
-    bare = text.lstrip()[:1] in ("", "{", "[")
-    find = _BARE.match if bare else _TAGGED.search
-    begins, at = [], 0
-    calls = []
-    while found := find(text, at):
-        begins.append(found.start())
-        at = _end_of_object(text, found.end())
-        calls.append((found["name"], text[found.end() : at]))
-    if calls:
-        return text[: begins[0]], calls
-    if bare or ended:
-        return text if ended else "", []
-    opened = text.find(_BEGIN)
-    return text[: opened if opened >= 0 else len(text) - overlap(text, _BEGIN)], []
+def _may_begin(text: str, forms: Sequence[str]) -> bool:
+    """Whether a text, which may go on, begins with one of these."""
+    lead = text.lstrip()
+    return any(lead.startswith(form) or form.startswith(lead) for form in forms)
 
 
-def _end_of_object(text: str, start: int) -> int:
-    """The end of the JSON object at `start`; of the text, if the object has none."""
+def _channels(text: str, *, ended: bool) -> tuple[str, str, list[tuple[str, str]]]:
+    """Content, reasoning and calls of gpt-oss' channels; a call has the function as recipient."""
+    content, thought, calls = "", "", []
+    for found in _CHANNEL.finditer(text):
+        head, body = found["head"], found["body"]
+        if found.end() == len(text) and not ended:
+            body = body[: len(body) - max(overlap(body, end) for end in _CHANNEL_ENDS)]
+        if called := _CALLED.search(head):
+            calls.append((called[1], body))
+        elif _THOUGHT.search(head):
+            thought += body
+        else:
+            content += body
+    return content, thought, calls
+
+
+def _value(text: str, schema: Any) -> Any:
+    """A pair's value: as text where the tool wants one, else what it is in JSON, if it is."""
+    if isinstance(schema, dict) and schema.get("type") == "string":
+        return text
     try:
-        return json.JSONDecoder().raw_decode(text, start)[1]
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return len(text)
+        return text
+
+
+def _object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
+    """The JSON object at `start` and its end; empty, and the end of the text, if it has none."""
+    try:
+        found, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return {}, len(text)
+    return found, end

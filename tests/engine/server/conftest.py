@@ -73,6 +73,7 @@ class ByteCodec:
     eos_token_ids = (0,)
     sampling = MappingProxyType({})
     longest_token_bytes = 1
+    has_channels = False
 
     def encode(self, text, **options):
         return list(text.encode())
@@ -89,7 +90,7 @@ class ByteCodec:
     def special_token(self, token_id):
         return "</s>" if token_id == 0 else None
 
-    def detokenizer(self, behind=()):
+    def detokenizer(self, behind=(), special=False):
         return ByteDecoder()
 
 

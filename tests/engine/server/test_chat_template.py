@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.chat_template import ChatTemplate
+from lmi_bench.engine.server.openai_request import ChatCall
 from lmi_bench.engine.tokenizer import Tokenizer
 
 CHATML = (
@@ -49,13 +50,13 @@ CHATS = [
 ]
 
 
-def folder_with(folder, template, *, where="tokenizer_config.json"):
+def folder_with(folder, template, *, where="tokenizer_config.json", special=()):
     """A byte-level tokenizer that puts <s> before a text, and a chat template."""
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = FastTokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
+    special = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", *special)
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
     bos = [("<s>", tokenizer.token_to_id("<s>"))]
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=bos)
@@ -90,6 +91,13 @@ def test_a_chat_becomes_the_tokens_that_transformers_gives(tmp_path, template, c
     assert ChatTemplate.from_folder(folder).render(chat) == text
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.encode(text, add_special_tokens=False) == expected
+
+
+def test_text_parts_are_lines_of_one_content(tmp_path):
+    """vLLM's form for templates that take a text."""
+    parts = [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]
+    call = ChatCall.read({"messages": [{"role": "user", "content": parts}]})
+    assert call.messages[0].for_template()["content"] == "first\nsecond"
 
 
 @pytest.mark.parametrize("where", ["chat_template.jinja", "chat_template.json"])

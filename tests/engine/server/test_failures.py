@@ -87,6 +87,12 @@ def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
             "omit logits_processors or set it to null",
         ),
         (b'{"prompt": "a", "stream_options": 1}', "stream_options must be an object"),
+        (b'{"prompt": "a", "prompt_logprobs": 0}', "prompt_logprobs=0 is not supported"),
+        (b'{"prompt": "a", "truncation_side": "right"}', 'truncation_side="right" is not'),
+        (
+            b'{"prompt": "a", "response_format": {"type": "json_object", "schema": {}}}',
+            "response_format.schema must be omitted",
+        ),
     ],
 )
 def test_a_bad_completion_request_gets_400_and_the_reason(serve_toy, body, message):
@@ -108,6 +114,7 @@ def test_a_bad_completion_request_gets_400_and_the_reason(serve_toy, body, messa
         (b'{"messages": [{"role": "user", "content": 1}]}', "messages[0].content must be a string"),
         (b'{"messages": [{"role": "user", "content": [{"image": 1}]}]}', "list of text parts"),
         (b'{"messages": [{"role": "user", "content": ""}]}', "the prompt has no tokens"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}', "needs logprobs"),
         (b'{"messages": [{"role": "user", "content": "a"}], "tools": [1]}', "tools[0] must be an"),
         (
             b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "web"}]}',

@@ -42,6 +42,7 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
+ARGUMENTS = '{"city": "Rome"}'
 PARIS = '{"name": "weather", "arguments": {"city": "Paris é"}}'
 ROME = '{"name": "weather", "parameters": {"city": "Rome"}}'
 HISTORY = [
@@ -113,7 +114,7 @@ def test_calls_are_found_however_the_text_is_cut(text, content, cities):
         finder, shown, found, at = CallFinder(None), "", [], 0
         while at < len(text):
             step = rng.randint(1, 1 + seed)
-            piece, more = finder.push(text[at : at + step], ended=at + step >= len(text))
+            piece, _, more = finder.push(text[at : at + step], ended=at + step >= len(text))
             at += step
             shown += piece
             found += more
@@ -128,8 +129,96 @@ def test_calls_are_found_however_the_text_is_cut(text, content, cities):
             assert seed or len(pieces) > 5
 
 
-def tool_server(serve_toy, scripted, folder, answer, template=QWEN):
-    options = with_template(folder_with(folder, template))
+TIMES = {
+    "type": "function",
+    "function": {
+        "name": "times",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "count": {"type": "integer"}},
+        },
+    },
+}
+STYLES = [  # as each model's own template writes it, and its published parsers read it
+    ('<tool_call>\n{"arguments": {"text": "5", "count": 2}, "name": "times"}\n</tool_call>', ""),
+    ('<tool_call>{"id": 1, "name": "times", "arguments": {"text": "5", "count": 2}}', ""),
+    (
+        "Now.<tool_call>times\n<arg_key>text</arg_key>\n<arg_value>5</arg_value>\n"
+        "<arg_key>count</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+        "Now.",
+    ),
+    (
+        "<tool_call>\n<function=times>\n<parameter=text>\n5\n</parameter>\n"
+        "<parameter=count>\n2\n</parameter>\n</function>\n</tool_call>",
+        "",
+    ),
+    (
+        "Now.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>times\n```json\n"
+        '{"text": "5", "count": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "Now.",
+    ),
+    ('<｜tool▁call▁begin｜>times<｜tool▁sep｜>{"text": "5", "count": 2}<｜tool▁call▁end｜>', ""),
+    (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.times:0"
+        '<|tool_call_argument_begin|>{"text": "5", "count": 2}<|tool_call_end|>',
+        "",
+    ),
+    ('Now.[TOOL_CALLS]times[CALL_ID]9[ARGS]{"text": "5", "count": 2}', "Now."),
+    ('[TOOL_CALLS][{"name": "times", "arguments": {"text": "5", "count": 2}}]', ""),
+    ('functools[{"name": "times", "arguments": {"text": "5", "count": 2}}]', ""),
+    ('<|python_tag|>{"name": "times", "parameters": {"text": "5", "count": 2}}', ""),
+    ('[{"arguments": {"text": "5", "count": 2}, "name": "times"}]', ""),
+]
+
+
+def parts_of(finder, text, step):
+    """Content, reasoning, and arguments of each call by index, of a text cut into pieces."""
+    content, thought, calls = "", "", {}
+    for at in range(0, len(text), step):
+        more, thoughts, added = finder.push(text[at : at + step], ended=at + step >= len(text))
+        content, thought = content + more, thought + thoughts
+        for call in added:
+            name, arguments = calls.get(call["index"], (call["function"].get("name"), ""))
+            calls[call["index"]] = name, arguments + call["function"]["arguments"]
+    return content, thought, calls
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+@pytest.mark.parametrize(("text", "content"), STYLES)
+def test_calls_are_found_in_the_style_of_each_family(text, content, step):
+    found, _, calls = parts_of(CallFinder(None, [TIMES]), text, step)
+    assert found == content
+    assert [(name, json.loads(more)) for name, more in calls.values()] == [
+        ("times", {"text": "5", "count": 2})
+    ]
+
+
+def test_a_call_behind_one_with_other_fields_is_not_lost():
+    text = '[{"name": "a", "arguments": {}, "id": "x"}, {"name": "b", "arguments": {"c": 1}}]'
+    _, _, calls = parts_of(CallFinder(None), text, 10_000)
+    assert calls == {0: ("a", "{}"), 1: ("b", '{"c": 1}')}
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_an_answer_in_channels_has_content_reasoning_and_calls(step):
+    """OpenAI's harmony format: the prompt ends with `<|start|>assistant`."""
+    said = (
+        "<|channel|>analysis<|message|>Greet, a < b.<|end|><|start|>assistant"
+        "<|channel|>final<|message|>Hello!<|return|>"
+    )
+    called = (
+        '<|channel|>commentary to=functions.times <|constrain|>json<|message|>{"text": "5"}<|call|>'
+    )
+    finder = CallFinder(0, in_channels=True)
+    assert parts_of(finder, said, step) == ("Hello!", "Greet, a < b.", {})
+    finder = CallFinder(None, [TIMES], in_channels=True)
+    assert parts_of(finder, called, step) == ("", "", {0: ("times", '{"text": "5"}')})
+    finder = CallFinder(0, in_channels=True)
+    assert parts_of(finder, '{"a": 1}', step)[0] == '{"a": 1}'  # by a grammar
+
+
+def tool_server(serve_toy, scripted, folder, answer, template=QWEN, special=()):
+    options = with_template(folder_with(folder, template, special=special))
     tokenizer = options["codec"]
     tokenizer.eos_token_ids = (tokenizer.vocab_size - 1,)
     script = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.vocab_size - 1]
@@ -171,6 +260,41 @@ def test_a_call_is_a_message_without_text_and_a_delta_in_a_stream(tmp_path, serv
     (choice,) = json.loads(cut[2])["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "P'
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            "<|channel|>analysis<|message|>Greet.<|end|><|start|>assistant<|channel|>final"
+            "<|message|>Hello!",
+            {"role": "assistant", "content": "Hello!", "reasoning": "Greet."},
+        ),
+        (f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}", None),
+    ],
+)
+def test_special_tokens_that_divide_an_answer_are_read_not_dropped(
+    tmp_path, serve_toy, scripted, answer, message
+):
+    marks = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "[TOOL_CALLS]", "[ARGS]")
+    special = (*(marks[:4] if message else marks[4:]), "<|return|>")  # the last one ends it
+    chat = {"messages": HISTORY[:1], "max_tokens": 200} | ({} if message else {"tools": [WEATHER]})
+
+    async def main():
+        async with tool_server(serve_toy, scripted, tmp_path, answer, special=special) as server:
+            path = "/v1/chat/completions"
+            return [await server.post(path, chat | {"stream": stream}) for stream in (False, True)]
+
+    whole, stream = asyncio.run(main())
+    got = json.loads(whole[2])["choices"][0]["message"]
+    deltas = [event["choices"][0]["delta"] for event in events_of(stream[2])]
+    if message:
+        assert got == message
+        for name in ("content", "reasoning"):
+            assert "".join(delta.get(name) or "" for delta in deltas) == message[name]
+    else:
+        assert got["tool_calls"][0]["function"] == {"name": "weather", "arguments": ARGUMENTS}
+        assert sum("id" in call for delta in deltas for call in delta.get("tool_calls", ())) == 1
 
 
 def test_only_one_call_where_several_at_once_are_not_wanted(tmp_path, serve_toy, scripted):
