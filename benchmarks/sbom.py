@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = ("engine", "parquet")
+EXTRAS = ("engine", "parquet", "structured")
 SHORT = {
     "OSI Approved :: Apache Software License": "Apache-2.0",
     "OSI Approved :: BSD License": "BSD",

@@ -40,7 +40,7 @@ def recommend(settings: RecommendSettings, json_file: JsonFile = None) -> None:
 def predict(settings: plan.PredictSettings, json_file: JsonFile = None) -> None:
     """Predict throughput and latency with 80 % intervals, and what limits them.
 
-    Beyond 80 % of the predicted capacity, an open loop gets its capacity but no latency.
+    Above 80 % of the capacity and its interval's lower end, an open loop gets no latency.
     Unequal requests, traces and routers are simulated with the engine's own scheduler.
     """
     from lmi_bench.cli.plan_print import print_prediction

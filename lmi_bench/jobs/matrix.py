@@ -23,7 +23,12 @@ from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.result import SweepResult, finished_run
-from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
+from lmi_bench.jobs.sweep.run import (
+    SweepOptions,
+    read_options,
+    refuse_without_effect,
+    sweep_scenario,
+)
 from lmi_bench.report.live import REPORT_FILE
 from lmi_bench.targets.bench import Access
 
@@ -201,7 +206,12 @@ def run_matrix(
         raise InputError("--live follows a single sweep: leave it out with --matrix")
     if run.measure_startup is not None:
         raise InputError("--measure-startup starts a single server: leave it out with --matrix")
+    if run.resume and run.out is None:
+        raise InputError("--resume continues a matrix: name its folder with --out")
+    if overrides.get("name") is not None:
+        raise InputError("--name is for a single sweep: a matrix names its cells")
     cells, options = read_matrix(path), read_options(settings)
+    refuse_without_effect(settings, *(each.scenario.with_overrides(overrides) for each in cells))
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
     if folder.exists() and not run.resume:
         raise InputError(

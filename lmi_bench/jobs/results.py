@@ -132,9 +132,11 @@ def gate(settings: results.GateSettings) -> GateVerdict:
     if settings.baseline is None and settings.max_regression is not None:
         raise InputError("--max-regression needs an earlier run: add --baseline RUN")
     cases: list[GateCase] = []
+    failures = read_failures(settings.failures)
+    if settings.at and not texts and settings.baseline is None:
+        raise InputError("--at names levels for --slo or --baseline: --rules takes the whole run")
     if texts:
         limits = [parse_slo(text) for text in texts]
-        failures = read_failures(settings.failures)
         cases += gate_slos(pooled_run(run), limits, loads=settings.at, failures=failures)
     if settings.baseline is not None:
         allowed = read_share("--max-regression", settings.max_regression or _MAX_REGRESSION)

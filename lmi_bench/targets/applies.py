@@ -5,7 +5,7 @@ several kinds of target: a setting without effect is noted there, or refused if 
 be those of another engine than the file describes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -158,6 +158,26 @@ def refuse_tokens(stated: Iterable[str], limits: Iterable[Slo]) -> None:
         raise InputError(
             f"{found[0]}: an embedding has no tokens: leave it out, or limit e2e (e2e_p90<=1s)"
         )
+
+
+def refuse_load(stated: Collection[str], scenario: Scenario) -> None:
+    """Raise InputError for the first option of the load that another one leaves without effect."""
+    load, workload = scenario.load, scenario.workload
+    is_open = load.rate_per_s is not None or load.search == "rate"
+    recorded = workload.trace is not None and load.concurrency is None and not is_open
+    closed = not (is_open or recorded)
+    of_user, speed = "load.requests_per_user", "load.speed"
+    idle = [
+        (of_user, not closed, "is for users that wait (--concurrency): --requests-per-level here"),
+        (of_user, load.duration_s is not None, "and --duration both end a level: leave one out"),
+        (speed, not recorded, "is for a --trace as recorded: leave out --rate and --concurrency"),
+        ("load.burstiness", load.arrivals != "gamma", "is of gamma arrivals: leave --arrivals out"),
+        *((f"load.{name}", not is_open, "is for arrivals at a rate: give --rate")
+          for name in ("arrivals", "burstiness", "ramp_s")),
+    ]  # fmt: skip
+    for name, is_idle, why in idle:
+        if is_idle and name in stated:
+            raise InputError(f"{option_of(name)} {why}")
 
 
 def option_of(name: str) -> str:

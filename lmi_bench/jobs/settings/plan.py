@@ -274,6 +274,9 @@ class VerifySettings(Settings):
     update_profile: Path | None = option(metavar="P.json")
 
 
+_PLAYED: Final = ("router", "answer_time", "wait_limit", "seed")  # by a policy alone
+
+
 @dataclass(frozen=True, slots=True)
 class DaySettings(Settings):
     """A day's load, the start-up time of a machine, and what a machine carries and costs.
@@ -317,6 +320,12 @@ class DaySettings(Settings):
             raise InputError("give either --load FILE.csv or --shape, not both")
         if self.trace is not None and (self.load is not None or self.shape is not None):
             raise InputError("--trace is the load of the day: leave --load and --shape out")
+        for name, idle, needs in (
+            *((each, not self.policy, "a policy that is played: add --policy") for each in _PLAYED),
+            ("least_share", self.load or self.trace, "a shape: leave --load and --trace out"),
+        ):
+            if idle and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise InputError(f"{flag_of(name)} is for {needs}")
 
 
 @dataclass(frozen=True, slots=True)

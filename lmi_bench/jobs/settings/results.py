@@ -11,8 +11,11 @@ PROMETHEUS: Final = "prometheus:"
 _RUN: Final = Option("Run folder, written by `sweep` or `import`.", argument=True)
 
 
+_HOURS: Final = 24.0
+
+
 @dataclass(frozen=True, slots=True)
-class ReportSettings:
+class ReportSettings(Settings):
     """Results, and the files to write about them."""
 
     runs: tuple[Path, ...] = option(
@@ -34,6 +37,10 @@ class ReportSettings:
         rare=True,
     )
     out: Path = option("HTML file.", "--out", "-o", value=Path("report.html"))
+
+    def _check(self) -> None:
+        if self.figures is None and self.figure_format != "png":
+            raise InputError("--figure-format is for pictures: add --figures FOLDER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +121,11 @@ class WorkloadFromSettings(Settings):
     model: str | None = option("--model", "-m")
     fields: str | None = option(default="the usual names")
     assume: str | None = option()
-    hours: float = option(value=24.0, must="at least 0.1")
+    hours: float = option(value=_HOURS, must="at least 0.1")
     speed: float = option(value=1.0, must="above 0")
 
     def _check(self) -> None:
         if self.source.startswith(PROMETHEUS) and (self.fields or self.assume):
             raise InputError("--fields and --assume are for logs: metrics state their own lengths")
+        if self.hours != _HOURS and not self.source.startswith(PROMETHEUS):
+            raise InputError("--hours is for a Prometheus server: a log is read whole")

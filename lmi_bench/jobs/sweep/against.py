@@ -22,7 +22,13 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.result import SweepResult
-from lmi_bench.jobs.sweep.run import only, read_options, read_scenario, sweep_scenario
+from lmi_bench.jobs.sweep.run import (
+    only,
+    read_options,
+    read_scenario,
+    refuse_without_effect,
+    sweep_scenario,
+)
 from lmi_bench.targets.bench import Access
 
 KEY_OF_B = "LMI_BENCH_API_KEY_B"
@@ -76,6 +82,7 @@ def sweep_against(settings: SweepSettings, listener: Listener = SILENT) -> Conte
     own = scenario.model_copy(update={"load": scenario.load.model_copy(update={"until": None})})
     own = own.with_overrides({"load.repeat": MAX_ATTEMPTS})
     sides = {out / "a": own, out / "b": own.with_overrides({"target": stated.against})}
+    refuse_without_effect(settings, *sides.values())
     if not settings.run.resume and any(map(Path.exists, sides)):
         raise InputError(f"{out} exists: name another folder with --out, or --resume")
     hosts = [urllib.parse.urlsplit(side.target).netloc for side in sides.values()]

@@ -40,7 +40,13 @@ from lmi_bench.loadgen.run.level_runner import Progress
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
-from lmi_bench.targets.applies import kind_of, refuse_idle, refuse_tokens, stated_names
+from lmi_bench.targets.applies import (
+    kind_of,
+    refuse_idle,
+    refuse_load,
+    refuse_tokens,
+    stated_names,
+)
 from lmi_bench.targets.bench import NO_ACCESS, Access, Bench, read_headers
 from lmi_bench.targets.open import open_bench
 
@@ -88,14 +94,31 @@ def only(listener: Listener, *kinds: str) -> Listener:
 
 def sweep(settings: SweepSettings, listener: Listener = SILENT) -> SweepResult:
     """Run the sweep of these options; raises InputError before anything is written."""
-    overrides = settings.overrides()
-    scenario = read_scenario(settings.target.scenario, overrides)
-    stated = [*stated_names(overrides), *settings.beside_scenario()]
-    refuse_idle(kind_of(scenario.target), stated, scenario.engine)
-    options, run = read_options(settings), settings.run
+    run = settings.run
+    if run.resume and run.out is None:
+        raise InputError("--resume continues a run: name its folder with --out")
+    scenario = read_scenario(settings.target.scenario, settings.overrides())
+    stated = refuse_without_effect(settings, scenario)
+    options = read_options(settings)
     if scenario.protocol == "embeddings":
         refuse_tokens(stated, (*map(parse_slo, scenario.slo), *options.slo.limits))
     return sweep_scenario(scenario, options, listener, out=run.out, resume=run.resume)
+
+
+def refuse_without_effect(settings: SweepSettings, *scenarios: Scenario) -> list[str]:
+    """The names of the stated options; raises InputError for one that none of these heeds."""
+    stated = [*stated_names(settings.overrides()), *settings.beside_scenario()]
+    for name in stated:
+        refusals = []
+        for scenario in scenarios:
+            try:
+                refuse_idle(kind_of(scenario.target), [name], scenario.engine)
+                refuse_load([name], scenario)
+            except InputError as exc:
+                refusals.append(exc)
+        if scenarios and len(refusals) == len(scenarios):
+            raise refusals[0]
+    return stated
 
 
 def read_options(settings: SweepSettings) -> SweepOptions:
@@ -106,6 +129,8 @@ def read_options(settings: SweepSettings) -> SweepOptions:
     if client.ray is not None and client.hosts is not None:
         raise InputError("--ray and --hosts both say where workers run: leave one out")
     hosts = (JOIN,) if client.ray else parse_hosts(client.hosts) if client.hosts else ()
+    if client.listen != type(client)().listen and JOIN not in hosts:
+        raise InputError("--listen is for hosts that join: add --hosts join or --ray")
     return SweepOptions(
         access=Access(settings.target.api_key, read_headers(settings.target.header)),
         budget=limits.Budget(stated.price_per_hour, stated.instance, stated.max_spend),
