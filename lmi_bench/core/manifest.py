@@ -35,9 +35,20 @@ class RunWorkload(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class RunLoad(JsonValue):
-    """The field of a run's load that is read back."""
+    """The fields of a run's load that are read back."""
 
+    concurrency: Sequence[int] | str | None = None
+    search: str | None = None
     arrivals: str | None = None
+    burstiness: float = 1.0
+    ramp_s: float = 0.0
+    max_sessions: int | None = None
+    max_in_flight: int | None = None
+
+    @property
+    def is_picked(self) -> bool:
+        """Whether a rule picked the levels, so that each run has its own."""
+        return self.search is not None or self.concurrency == "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,19 +157,27 @@ def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
 def workload_differences(a: RunScenario, b: RunScenario) -> list[str]:
     """What differs between the workloads of two runs; empty for the same workload.
 
-    Compared are the workload section and the arrival process, not target, model and seed.
+    Compared are the workload section and how the requests arrive, not target, model and seed. An
+    older run lacks later fields: unset, such a field counts as one that is not there.
     """
     first, second = _compared(a), _compared(b)
     return [
         f"{name} is {first.get(name)!r} and {second.get(name)!r}"
         for name in {**first, **second}
-        if first.get(name) != second.get(name)
+        if _set(first.get(name)) != _set(second.get(name))
     ]
 
 
 def _compared(scenario: RunScenario) -> dict[str, Any]:
-    workload = {f"workload.{name}": value for name, value in scenario.workload.to_json().items()}
-    return {**workload, "load.arrivals": scenario.load.arrivals}
+    load, workload = scenario.load, scenario.workload.to_json()
+    names = ["arrivals", "ramp_s", "max_sessions", "max_in_flight"]
+    names += ["burstiness"] if load.arrivals == "gamma" else []
+    found = {f"workload.{name}": value for name, value in workload.items()}
+    return found | {f"load.{name}": getattr(load, name) for name in names}
+
+
+def _set(value: object) -> object:
+    return value if value or value == "" else None  # "" is agents' default shape
 
 
 def are_paired(a: Run, b: Run) -> bool:

@@ -8,10 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.results.compare import _worked_through_s, are_paired, compare_runs
+from lmi_bench.analysis.results.compare import (
+    _worked_through_s,
+    are_paired,
+    compare_runs,
+    workload_differences,
+)
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.manifest import Manifest
+from lmi_bench.core.manifest import Manifest, RunScenario
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from tests.levels import level_of
@@ -193,6 +198,33 @@ def test_unlike_workloads_are_refused_by_name(other, named):
     a, b = run_of((4, records_of(0))), run_of((4, records_of(1)), scenario=other)
     with pytest.raises(InputError, match=named):
         compare_runs(a, b)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ({"arrivals": "gamma", "burstiness": 0.15}, {"arrivals": "gamma", "burstiness": 4.0},
+         "load.burstiness is 0.15 and 4.0"),
+        ({"ramp_s": 20.0}, {}, "load.ramp_s is 20.0 and 0.0"),
+        ({}, {"max_in_flight": 2}, "load.max_in_flight is None and 2"),
+        ({"arrivals": "poisson", "burstiness": 0.15}, {"arrivals": "poisson"}, ""),
+        ({"ramp_s": 0.0, "max_sessions": None, "max_in_flight": None}, {}, ""),
+    ],
+)  # fmt: skip
+def test_arrivals_are_alike_in_all_that_shapes_them(first, second, named):
+    """A burstiness is of gamma arrivals alone."""
+    found = [RunScenario.from_json({**SCENARIO, "load": load}) for load in (first, second)]
+    assert workload_differences(*found) == ([named] if named else [])
+
+
+def test_a_run_older_than_a_field_is_comparable_with_one_that_does_not_use_it():
+    used = {"begins_within": True, "agents": ""}
+    old, new, other = (
+        RunScenario.from_json({"workload": {**SCENARIO["workload"], **later}})
+        for later in ({}, {"begins_within": False, "shared_prefix": 0, "agents": None}, used)
+    )
+    assert workload_differences(old, new) == []
+    assert len(workload_differences(old, other)) == len(used)
 
 
 def test_runs_of_two_seeds_are_compared_without_pairs():
