@@ -1,7 +1,8 @@
 """A gate on a run: its levels meet every SLO, none got slower, it keeps a benchmark's rules.
 
 An invalid level, or too few requests for the quantile, is "not measured": neither passed nor
-missed. A regression is a metric worse by more than the allowed share and chance.
+missed; so is a baseline's level that the run lacks. A regression is a metric worse by more than
+the allowed share and chance.
 
 AgentX (SemiAnalysis InferenceX, as AIPerf's scenario `inferencex-agentx-mvp` locks it): recorded
 sessions of Weka's corpus in a closed loop at one concurrency, each begun within, with a primed
@@ -10,7 +11,7 @@ other text in each play; at least 15 minutes, and at most 1 % failed requests.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
@@ -18,6 +19,7 @@ from lmi_bench.analysis.results.compare import Difference, compare_runs
 from lmi_bench.analysis.results.slo_results import FailureRule, level_slo
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
+from lmi_bench.core.load import load_name
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import Slo
@@ -26,6 +28,7 @@ from lmi_bench.core.units import format_figure
 Outcome = Literal["missed", "not measured", "passed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The worst first."""
+_NOT_DELIVERED: Final = "the load was not delivered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def gate_slos(
     for line, records in _levels(run, loads):
         cases += [_slo_case(line, records, slo, failures) for slo in slos]
         if not line.valid:
-            reason = line.invalid_reason or "the load was not delivered"
+            reason = line.invalid_reason or _NOT_DELIVERED
             cases.append(GateCase(line.name, "valid", "no", "yes", "not measured", reason))
     return cases
 
@@ -65,16 +68,43 @@ def gate_slos(
 def gate_baseline(
     run: Run, baseline: Run, *, max_regression: float, loads: Sequence[float] = (), seed: int = 0
 ) -> list[GateCase]:
-    """Every metric of every common level against an earlier run.
+    """Every metric of every level of an earlier run, or of the loads given.
 
     max_regression  share by which a metric may be worse, 0.05 for 5 %
-    Raises InputError where the workloads differ or no level is common.
+    Raises InputError where the workloads differ, no level is common or a run lacks a load given.
     """
-    return [
+    cases = [
         _regression_case(difference, max_regression)
         for difference in compare_runs(baseline, run, seed=seed)
         if not loads or difference.load in loads
     ]
+    known = {case.level for case in cases if case.outcome != "not measured"}
+    cases = [replace(case, asked=case.level not in known) for case in cases]
+    return [*cases, *_lost_levels(run, baseline, loads)]
+
+
+def _lost_levels(run: Run, baseline: Run, loads: Sequence[float]) -> Iterator[GateCase]:
+    """A case for each valid level of the baseline, or load given, that cannot be compared.
+
+    A level that a rule picked may be missing: each run picks its own.
+    """
+    ran = sorted((line for line, _ in _levels(run, loads)), key=lambda line: line.valid)
+    now = {(x.load.axis, x.load.value): x for x in ran}  # a valid attempt, if there is any
+    before = {(x.load.axis, x.load.value): x for x, _ in _levels(baseline, loads) if x.valid}
+    is_listed = bool(loads) or not baseline.manifest.scenario.load.is_picked
+    for key in {**before, **now} if loads else before:
+        line = now.get(key)
+        detail = "the run has no such level"
+        if key not in before:
+            detail = "the baseline has no valid level here"
+        elif line is not None and line.valid:
+            continue
+        elif line is not None:
+            detail = line.invalid_reason or _NOT_DELIVERED
+        case = GateCase(
+            load_name(*key), "vs baseline", "unknown", "in both", "not measured", detail
+        )
+        yield replace(case, asked=is_listed or line is not None)
 
 
 def _levels(run: Run, loads: Sequence[float]) -> Sequence[tuple[Level, Sequence[RequestRecord]]]:

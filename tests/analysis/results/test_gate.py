@@ -16,7 +16,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, join_goodput, parse_goodput, parse_slo
 from lmi_bench.jobs.results import GateVerdict
 from lmi_bench.report.gate_files import gate_junit, gate_markdown
-from tests.analysis.results.test_compare import records_of, run_of
+from tests.analysis.results.test_compare import SCENARIO, records_of, run_of
 from tests.levels import changed
 
 
@@ -127,6 +127,36 @@ def test_a_run_that_could_not_have_seen_the_regression_passes_nothing():
     assert {case.outcome for case in wide} == {"passed"}
     assert {case.outcome for case in narrow} == {"not measured"}
     assert narrow[0].detail.endswith("would have been seen, not of 0.1%")
+
+
+@pytest.mark.parametrize(
+    ("picked", "has_it", "loads", "expected"),
+    [
+        ({}, False, (), (2, "the run has no such level")),
+        ({}, True, (), (2, "client: late")),
+        ({}, True, (4.0,), (0, "")),
+        ({}, True, (8.0,), (2, "client: late")),
+        ({"concurrency": "auto"}, False, (), (0, "the run has no such level")),
+        ({"search": "concurrency"}, True, (), (2, "client: late")),
+    ],
+)
+def test_a_level_of_the_baseline_that_is_lost_does_not_pass(picked, has_it, loads, expected):
+    scenario = {**SCENARIO, "load": picked}
+    base = run_of((4, records_of(0)), (8, records_of(0)), scenario=scenario)
+    run = run_of(*[(4, records_of(0)), (8, records_of(0))][: 1 + has_it], scenario=scenario)
+    if has_it:
+        run.levels[1] = replace(run.levels[1], valid=False, invalid_reason="client: late")
+    cases = gate_baseline(run, base, max_regression=0.2, loads=loads)
+    lost = "".join(case.detail for case in cases if case.outcome == "not measured")
+    assert (GateVerdict(tuple(cases)).exit_code, lost) == expected
+    back = gate_baseline(base, run, max_regression=0.2)  # an invalid baseline asks for nothing
+    assert GateVerdict(tuple(back)).exit_code == 0
+
+
+def test_a_level_at_which_no_metric_was_measured_does_not_pass():
+    base = run_of((4, records_of(0)), (8, records_of(0)))
+    failing = run_of((4, records_of(0)), (8, answers(0, failed=60)))
+    assert GateVerdict(tuple(gate_baseline(failing, base, max_regression=0.2))).exit_code == 2
 
 
 def test_junit_counts_and_names_the_misses():
