@@ -13,7 +13,7 @@ from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.fleet.money import parse_availability
 from lmi_bench.analysis.fleet.verification import Verified, compare_figures, contradicts
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
-from lmi_bench.analysis.model.engine_setting import has_graphs
+from lmi_bench.analysis.model.engine_setting import EngineSetting, has_graphs
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
 from lmi_bench.analysis.results.latency import samples_needed
@@ -36,7 +36,6 @@ from lmi_bench.targets.profiles import SHIPPED
 
 _FEWEST_REQUESTS = 300
 _LATENCIES = 20
-_UNFITTED = ("speculation", "cuda_graphs")
 Changes = tuple[tuple[str, float, float], ...]
 
 
@@ -200,7 +199,9 @@ def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
     """The planned engine for a simulated target; raises InputError if it cannot be simulated."""
     setting = plan.best.setting
     dtype = setting.dtype or plan.answer.question.dtype
-    impossible = [key for key in ("kv_dtype", "cuda_graphs") if getattr(setting, key) is not None]
+    impossible, speculation = _stated(setting, "kv_dtype", "cuda_graphs"), setting.speculation
+    if speculation is not None and speculation.own:
+        impossible.append(f"draft {speculation.draft_name}")
     if impossible:
         raise InputError(
             f"sim: cannot be set to the plan's {', '.join(impossible)}: verify on a real endpoint"
@@ -213,10 +214,9 @@ def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
         "engine.chunked_prefill": setting.chunked_prefill,
         "engine.memory_share": setting.memory_share,
     }
-    speculation = setting.speculation
     if speculation is not None:
         found |= {
-            "engine.draft": "ngram" if speculation.draft is None else speculation.draft.name,
+            "engine.draft": speculation.draft_name,
             "engine.draft_tokens": speculation.draft_tokens,
             "engine.draft_acceptance": speculation.acceptance,
             "engine.draft_adaptive": False,
@@ -266,11 +266,17 @@ def check_learnable(plan: SavedRecommendation, copies: float) -> None:
             "length: sweep with --input-tokens and --output-tokens, then calibrate "
             "on that run"
         )
-    if any(getattr(plan.best.setting, name) for name in _UNFITTED):
+    if unfitted := _stated(plan.best.setting, "speculation", "cuda_graphs"):
         raise InputError(
             "--update-profile: the plan's engine differs from its profile in "
-            f"{', '.join(_UNFITTED)}: sweep that engine and calibrate on the run"
+            f"{', '.join(unfitted)}: verify without it"
         )
+
+
+def _stated(setting: EngineSetting, *names: str) -> list[str]:
+    """Which of these the setting states, and how it splits a copy beyond tensor parallelism."""
+    stated = [name for name in names if getattr(setting, name) is not None]
+    return [*stated, *filter(None, [setting.split])]
 
 
 def doubted(profile: EngineProfile) -> EngineProfile:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 from lmi_bench.analysis.results import latency
 from lmi_bench.cli.main import main
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import SpeedStep
 from lmi_bench.jobs import verify
 from lmi_bench.jobs.settings.plan import VerifySettings
@@ -101,6 +103,28 @@ def test_a_verification_says_what_it_is_not(
     shown = capsys.readouterr()
     assert exited.value.code == code
     assert said in " ".join((shown.out + shown.err).split())
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"expert_parallel": True, "dp_attention": True}, "EP, DP attention"),
+        ({"pipeline": 2}, "PP 2"),
+        ({"hosts": 2}, "2 hosts a copy"),
+        ({"speculation": {"draft": "mtp", "draft_tokens": 3, "draft_acceptance": 0.65}}, "mtp"),
+        ({"cuda_graphs": False}, "cuda_graphs"),
+    ],
+)
+def test_an_engine_that_is_not_simulated_is_not_verified_by_another(plan, tmp_path, setting, named):
+    content = json.loads(plan[0].read_text())
+    content["recommended"]["setting"] |= setting
+    (tmp_path / "rec.json").write_text(json.dumps(content))
+    asked = VerifySettings(tmp_path / "rec.json", target="sim:ml.g5.2xlarge", out=tmp_path / "run")
+    with pytest.raises(InputError, match=f"sim: cannot be set to the plan's .*{named}: verify on"):
+        verify.verify(asked)
+    with pytest.raises(InputError, match="--update-profile: the plan's engine differs"):
+        verify.verify(replace(asked, update_profile=tmp_path / "p.json"))
+    assert [each.name for each in tmp_path.iterdir()] == ["rec.json"]
 
 
 def test_a_plan_is_held_to_the_steady_attempt_of_its_load(plan, tmp_path, monkeypatch):
