@@ -218,18 +218,12 @@ def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> 
         a, b = of_load  # else all count: one of them may be of an older version
     for metric in LATENCIES:
         differences += _compare_latency(replace(throughput, metric=metric, unit="ms"), a, b, rng)
-    if min(a.attempts, b.attempts) >= ATTEMPTS_FOR_LESS:
-        return differences
-    return [
-        replace(
-            d,
-            detectable=LEAST_CLAIM,
-            verdict="no difference" if abs(d.change) < LEAST_CLAIM else d.verdict,
-        )
-        if d.change is not None
-        else d
-        for d in differences
-    ]
+    few = min(a.attempts, b.attempts) < ATTEMPTS_FOR_LESS
+    for i, d in enumerate(differences):
+        if few and d.change is not None:
+            verdict: Verdict = "no difference" if abs(d.change) < LEAST_CLAIM else d.verdict
+            differences[i] = replace(d, detectable=LEAST_CLAIM, verdict=verdict)
+    return differences
 
 
 def _compare_throughput(

@@ -94,17 +94,13 @@ def _lost_levels(run: Run, baseline: Run, loads: Sequence[float]) -> Iterator[Ga
     is_listed = bool(loads) or not baseline.manifest.scenario.load.is_picked
     for key in {**before, **now} if loads else before:
         line = now.get(key)
-        detail = "the run has no such level"
+        detail = "the run has no such level" if line is None else line.invalid_reason
         if key not in before:
             detail = "the baseline has no valid level here"
         elif line is not None and line.valid:
             continue
-        elif line is not None:
-            detail = line.invalid_reason or _NOT_DELIVERED
-        case = GateCase(
-            load_name(*key), "vs baseline", "unknown", "in both", "not measured", detail
-        )
-        yield replace(case, asked=is_listed or line is not None)
+        case = GateCase(load_name(*key), "vs baseline", "unknown", "in both", "not measured")
+        yield replace(case, detail=detail or _NOT_DELIVERED, asked=is_listed or line is not None)
 
 
 def _levels(run: Run, loads: Sequence[float]) -> Sequence[tuple[Level, Sequence[RequestRecord]]]:
