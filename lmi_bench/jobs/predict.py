@@ -104,14 +104,11 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     for each in model_notes(settings.model, settings.dtype):
         listener.note(each)
     is_local = settings.instance == LOCAL_NAME
+    profile = find_profile(settings.profile, settings.kv_tokens)
     if settings.profile is None and is_local:
-        profile = BUNDLED_CPU_PRIOR
-    else:
-        profile = find_profile(settings.profile, settings.kv_tokens)
-    if is_local:
-        machine = (profile.machine or probe_machine()).instance()
-    else:
-        machine = find_instance(settings.instance)
+        profile = replace(BUNDLED_CPU_PRIOR, cache_tokens=settings.kv_tokens)
+    local = (profile.machine or probe_machine()) if is_local else None
+    machine = find_instance(settings.instance) if local is None else local.instance()
     warnings = profile.warnings_for(
         accelerator=machine.accelerator.name, engine_version=settings.engine_version
     )
@@ -137,8 +134,10 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     if (gbps := settings.network_gbps) is not None:
         parallelism = replace(parallelism, network_bytes_per_s=gbps * _GIGABIT_BYTES)
     setup = replace(setup, parallelism=parallelism)
+    scenario = _scenario(settings) if settings.is_simulated else None
     if settings.tensor_parallel is None:
-        longest = (settings.input_tokens or 1) + (settings.output_tokens or 1)
+        equal = (settings.input_tokens or 1) + (settings.output_tokens or 1)
+        longest = equal if scenario is None else longest_request(scenario)
         setup = replace(setup, tensor_parallel=smallest_degree(setup, profile, longest))
     setup = setup.beside(settings.replicas)
     if setup.host_copies > 1:
@@ -146,9 +145,9 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
             f"{setup.host_copies} copies share a host: {setup.host_copies} x one copy is an upper "
             "bound; the interval reaches lower, for what they share beside its processor"
         )
-    blank = Prediction(settings, setup, profile, [*warnings, *profile.notes])
-    if settings.is_simulated:
-        answer = _simulated(blank, listener)
+    blank = Prediction(settings, setup, profile, [*warnings, *profile.notes], scenario=scenario)
+    if scenario is not None:
+        answer = _simulated(blank, scenario, listener)
     else:
         cells = list(_cells(blank))
         fit = fit_of_profile(profile, cells)
@@ -193,11 +192,9 @@ def _setup(
     )  # fmt: skip
 
 
-def _simulated(blank: Prediction, listener: Listener) -> Prediction:
+def _simulated(blank: Prediction, scenario: Scenario, listener: Listener) -> Prediction:
     """Unequal requests, simulated with the engine's own scheduler."""
-    settings = blank.settings
-    scenario = _scenario(settings)
-    caches = settings.prefix_cache and repeats_text(scenario)
+    caches = blank.settings.prefix_cache and repeats_text(scenario)
     setup = _setup(blank, 1, 1, 0)
     if caches and setup.prefill is not None:
         raise InputError("two pools are simulated without a prefix cache: add --no-prefix-cache")
@@ -224,7 +221,7 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
                 prefix_caching=caches,
             )
         )
-    return replace(blank, scenario=scenario, simulated=tuple(forecasts))
+    return replace(blank, simulated=tuple(forecasts))
 
 
 def _scenario(settings: PredictSettings) -> Scenario:

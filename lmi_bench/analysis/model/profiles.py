@@ -231,9 +231,12 @@ class EngineProfile:
         """Warnings about extrapolations of this profile to that device and engine version."""
         warnings = []
         if accelerator not in self.accelerators:
+            known = (
+                f"but on {', '.join(self.accelerators)}" if self.accelerators else "or elsewhere"
+            )
             warnings.append(
-                f"profile {self.label} was not fitted on {accelerator} but on "
-                f"{', '.join(self.accelerators)}: its shares of the peak rates are assumed there"
+                f"profile {self.label} was not fitted on {accelerator} {known}: its shares of the "
+                "peak rates are assumed there"
             )
         if engine_version is not None and not _same_version(engine_version, self.version):
             warnings.append(

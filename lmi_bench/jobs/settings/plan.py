@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, Settings, Stated, flag_of, option
+from lmi_bench.core.option import REQUIRED, Option, Settings, Stated, flag_of, option, values_of
 from lmi_bench.jobs.settings import planning
-from lmi_bench.jobs.settings.sweep import API_KEY, HEADER
+from lmi_bench.jobs.settings.sweep import API_KEY, HEADER, check_lengths
 
 _MEASURED_ON: Final = Option("Machine of the measured levels.", default="that of the source")
 _CAPTURE: Final = "Capture of an endpoint"
@@ -82,6 +82,11 @@ class PredictSettings(Settings):
     engine_version: str | None = option(planning.ENGINE_VERSION)
 
     def _check(self) -> None:
+        check_lengths({name: value for name, value in values_of(self) if value is not None})
+        if self.prefix_hit and not self.prefix_cache:
+            raise InputError("--prefix-hit needs a prefix cache: leave --no-prefix-cache out")
+        if self.network_gbps is not None and self.hosts == 1 and self.disaggregate is None:
+            raise InputError("--network-gbps is between machines: add --hosts or --disaggregate")
         if self.prefill_tp is not None and self.disaggregate is None:
             raise InputError("--prefill-tp is of a prefill pool: add --disaggregate P:D")
         if self.workers is not None and (self.router is not None or self.replicas > 1):
@@ -105,10 +110,7 @@ class PredictSettings(Settings):
             )
         if self.is_simulated:
             if self.prefix_hit:
-                raise InputError(
-                    "--prefix-hit needs requests of equal length; for others use --shared-prefix "
-                    "TOKENS"
-                )
+                raise InputError("--prefix-hit needs equal requests: use --shared-prefix TOKENS")
             if self.input_tokens is not None and self.shared_prefix >= self.input_tokens:
                 raise InputError(
                     f"--shared-prefix {self.shared_prefix} must be shorter than the prompts of "

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Settings, Stated, option, stated
+from lmi_bench.core.option import Settings, Stated, option, stated, values_of
 from lmi_bench.jobs.settings import planning
+from lmi_bench.jobs.settings.sweep import check_lengths
 
 OBJECTIVES: Final = ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput")
 
@@ -133,6 +134,7 @@ class RecommendSettings(Settings):
     seed: int = option(planning.SEED, value=0)
 
     def _check(self) -> None:
+        check_lengths({name: value for name, value in values_of(self) if value is not None})
         if self.kv_tokens and (len(self.instances), len(self.tensor_parallel)) != (1, 1):
             raise InputError("--kv-tokens is of one layout: give one --instance and one --tp")
         if self.prefix_hit and (self.describes_prompts or self.workload is not None):

@@ -146,7 +146,7 @@ class SweepSettings:
 
     def overrides(self) -> dict[str, Any]:
         """The stated settings by their dotted names in the scenario."""
-        _check_lengths(self.workload.values)
+        check_lengths(self.workload.values)
         engine = stated_settings(self.engine)
         return _with_axes(overrides(self)) | {f"engine.{name}": engine[name] for name in engine}
 
@@ -157,7 +157,7 @@ class SweepSettings:
         return [name for name in found if name != "workers" or self.client.workers != "1"]
 
 
-def _check_lengths(workload: Mapping[str, Any]) -> None:
+def check_lengths(workload: Mapping[str, Any]) -> None:
     """Raise InputError for lengths that the stated options give twice."""
     for flag, fixed, drawn in (
         ("--isl", "input_tokens", "input_lengths"),
