@@ -57,13 +57,13 @@ class Purchase:
             raise InputError(f"--committed needs --purchase {' or '.join(_COMMITTED)}")
 
     def discount_for(self, instance: Instance) -> float | None:
-        """d of that machine; None without a rate or discount."""
-        if self.kind == "on-demand":
-            return 0.0
+        """d of that machine: as stated, else by its rate; None without either."""
+        if self.kind == "on-demand" or self.discount is not None:
+            return self.discount or 0.0
         rate = dict(instance.rates_usd_per_hour).get(self.kind)
-        if rate is not None and instance.price_usd_per_hour:
-            return 1 - rate / instance.price_usd_per_hour
-        return self.discount
+        if rate is None or not instance.price_usd_per_hour:
+            return None
+        return 1 - rate / instance.price_usd_per_hour
 
     def machine_hours(self, instance: Instance, machines: int) -> float | None:
         """Cost of an hour of that many machines, in on-demand prices of one machine.

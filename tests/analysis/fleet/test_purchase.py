@@ -60,13 +60,16 @@ def test_a_fleet_beyond_its_commitment_pays_on_demand_for_the_rest():
     assert Purchase("spot", discount=0.5).usd_per_hour(machine, 3) == pytest.approx(12.0)
 
 
-def test_the_rate_of_a_price_list_wins_over_a_discount():
+def test_a_discount_that_is_stated_wins_over_the_rate_of_a_price_list():
+    """It is what the answer says: 2 machines at 10 % of 8 USD, or without it at the list's 5."""
     machine = replace(
         find_instance("ml.g5.2xlarge"),
         price_usd_per_hour=8.0,
         rates_usd_per_hour=(("reserved", 5.0),),
     )
-    assert Purchase("reserved", discount=0.9).usd_per_hour(machine, 2) == pytest.approx(10.0)
+    assert Purchase("reserved", discount=0.9).usd_per_hour(machine, 2) == pytest.approx(1.6)
+    assert Purchase("reserved", discount=0.0).usd_per_hour(machine, 2) == pytest.approx(16.0)
+    assert Purchase("reserved").usd_per_hour(machine, 2) == pytest.approx(10.0)
 
 
 def test_without_a_rate_or_a_discount_there_is_no_committed_price():
