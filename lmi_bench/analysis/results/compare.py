@@ -171,8 +171,8 @@ def workload_differences(a: RunScenario, b: RunScenario) -> list[str]:
 def _compared(scenario: RunScenario) -> dict[str, Any]:
     load, workload = scenario.load, scenario.workload.to_json()
     names = ["arrivals", "ramp_s", "max_sessions", "max_in_flight"]
-    names += ["burstiness"] if load.arrivals == "gamma" else []
     found = {f"workload.{name}": value for name, value in workload.items()}
+    found["load.burstiness"] = load.burstiness if load.arrivals == "gamma" else 1.0
     return found | {f"load.{name}": getattr(load, name) for name in names}
 
 
