@@ -97,7 +97,7 @@ class ImportSettings:
         argument=True,
     )
     out: Path = option("New run folder.", "--out", "-o", value=REQUIRED)
-    concurrency: int | None = option("Users of the level, if the file does not state them.")
+    concurrency: int | None = option("Users of the level, in place of what the file states.")
     rate: float | None = option("Rate of the level in req/s, if the file does not state it.")
 
 
