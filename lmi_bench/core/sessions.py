@@ -9,7 +9,8 @@ they were launched without waiting.
 Qwen-Bailian's: a line for each request, with `chat_id`, `parent_chat_id` (whose answer it waits
 for), `timestamp` (s), `input_length`, `output_length`, `hash_ids` of blocks of 16 tokens.
 OpenTelemetry's (OTLP/JSON): a session is a trace, a request a span with `gen_ai.usage` of input and
-output tokens. It waits for those that ended last before it began.
+output tokens. It waits for those that ended last before it began in the nearest span around it that
+has such: an agent's calls follow each other, its first one the parent's last before it.
 
 The wait is the recorded time from the last of these answers to the request.
 """
@@ -17,7 +18,7 @@ The wait is the recorded time from the last of these answers to the request.
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +32,7 @@ from lmi_bench.core.traces import BAILIAN_BLOCK_TOKENS, MOST_STAMP_S
 WEKA_BLOCK_TOKENS: Final = 64
 _LAUNCHED: Final = "async_launched"  # a sub-agent that its parent does not wait for
 _MOST_NESTED: Final = 8
+_AGENT_KINDS: Final = ("gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind")
 
 Parts = tuple[tuple[str, int], ...]
 """(key, tokens) of the parts of a prompt in order: equal keys are equal text. A key that begins
@@ -67,7 +69,7 @@ def read_sessions(path: Path, idle_cap_s: float | None = None) -> list[Session]:
     sessions: list[Session] = []
     for file in files:
         entries = json_values(read_text(file), file)
-        keys = entries[0].keys() if entries and isinstance(entries[0], dict) else ()
+        keys = {key for entry in entries if isinstance(entry, dict) for key in entry}
         read = next((kind for key, kind in _KINDS.items() if key in keys), _weka)
         try:
             sessions += [_session(found, idle_cap_s) for found in read(entries) if found]
@@ -193,49 +195,115 @@ def _follow(
 
 
 def _open_telemetry(entries: Sequence[Mapping[str, Any]]) -> Iterator[list[_Recorded]]:
-    """What prompts share is not recorded: one that has room for the longest prompt that it waits
-    for, and its answer, is taken to begin with both, as an agent's growing context does."""
-    spans = [
-        span
+    spans = {
+        (span["traceId"], span["spanId"]): span
         for entry in entries
-        for resource in entry["resourceSpans"]
-        for scope in resource["scopeSpans"]
-        for span in scope["spans"]
-    ]
-    parents = {span["spanId"]: span.get("parentSpanId") for span in spans}
-    calls = [(tokens, span) for span in spans if min(tokens := _usage(span)) > 0]
-    outer: set[str | None] = set()  # a framework's span around the client's has the same usage
-    for _, span in calls:
-        above = parents[span["spanId"]]
-        while above and above not in outer:
-            outer.add(above)
-            above = parents.get(above)
-    traces: dict[str, list[_Recorded]] = {}
-    begins_s: dict[str, float] = {}
-    for (asked, answered), span in sorted(calls, key=lambda c: int(c[1]["startTimeUnixNano"])):
-        if span["spanId"] in outer:
-            continue
+        for resource in entry.get("resourceSpans") or ()
+        for scope in resource.get("scopeSpans") or ()
+        for span in scope.get("spans") or ()
+    }
+    paths = {place: _path(spans, *place) for place, span in spans.items() if min(_usage(span)) > 0}
+    # a framework's span around the client's has the same usage
+    outer = {(trace, above) for (trace, _), path in paths.items() for above in path[:-1]}
+    agents = {place for place in outer if _is_agent(spans[place])}
+    traces: dict[str, dict[tuple[str, ...], Mapping[str, Any]]] = {}
+    for place in sorted(paths, key=lambda place: int(spans[place]["startTimeUnixNano"])):
+        if place not in outer:
+            traces.setdefault(place[0], {})[paths[place]] = spans[place]
+    for trace, calls in traces.items():
+        yield _calls_of(calls, {number for of, number in agents if of == trace})
+
+
+def _path(spans: Mapping[tuple[str, str], Any], trace: str, number: str) -> tuple[str, ...]:
+    """The spans of the file around a span, the outermost first, and itself."""
+    path = [number]
+    while (trace, above := spans[trace, path[-1]].get("parentSpanId")) in spans:
+        if above in path:
+            raise ValueError(f"span {above} is inside itself")
+        path.append(above)
+    return tuple(reversed(path))
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A call, or a span with calls in it: first start, last end, number of the first."""
+
+    start_s: float
+    end_s: float
+    number: int
+    inside: dict[str, "_Place"] = field(default_factory=dict)
+
+    def ended_last(self, at_s: float) -> list["_Place"]:
+        """Those inside that ended before a time, after the latest start among them."""
+        ended = [each for each in self.inside.values() if each.end_s <= at_s]
+        latest_s = max((each.start_s for each in ended), default=0.0)
+        return [each for each in ended if each.end_s >= latest_s]
+
+
+def _calls_of(
+    calls: Mapping[tuple[str, ...], Mapping[str, Any]], agents: Container[str]
+) -> list[_Recorded]:
+    """A trace's calls by their paths. Each waits for what ended last before it in the innermost
+    span around it that has such, and carries the context of its own agent only."""
+    found: list[_Recorded] = []
+    lines: list[list[_Place]] = []
+    trace, begins_s = _Place(0.0, 0.0, 0), math.nan
+    for number, (path, span) in enumerate(calls.items()):
         start_s, end_s = (int(span[f"{at}TimeUnixNano"]) / 1e9 for at in ("start", "end"))
-        start_s -= begins_s.setdefault(span["traceId"], start_s)
-        found = traces.setdefault(span["traceId"], [])
-        ended = [number for number, each in enumerate(found) if each.end_s <= start_s]
-        latest_s = max((found[number].start_s for number in ended), default=0.0)
-        after = tuple(number for number in ended if found[number].end_s >= latest_s)
-        context: Parts = ()
-        for number in sorted(after, key=lambda number: found[number].input_tokens):
-            before = found[number]
-            if before.input_tokens + before.output_tokens <= asked:
-                context = (*before.parts, (f"answer{number}", before.output_tokens))
-        own = asked - sum(tokens for _, tokens in context)
-        parts = (*context, (f"own{len(found)}", own)) if own else context
-        took_s = end_s - begins_s[span["traceId"]] - start_s
-        found.append(_Recorded(start_s, took_s, asked, answered, parts, after))
-    yield from traces.values()
+        begins_s = begins_s if number else start_s
+        start_s, end_s = start_s - begins_s, end_s - begins_s
+        found.append(_Recorded(start_s, end_s - start_s, *_usage(span), (), ()))
+        lines.append([trace])
+        for each in path:
+            place = lines[-1][-1].inside.setdefault(each, _Place(start_s, end_s, number))
+            place.end_s = max(place.end_s, end_s)
+            lines[-1].append(place)
+    own: dict[str | None, _Place] = {}
+    for number, (path, line, call) in enumerate(zip(calls, lines, found, strict=True)):
+        lasts = (around.ended_last(call.start_s) for around in reversed(line[:-1]))
+        todo, awaited = next(filter(None, lasts), []), []
+        while todo:
+            place = todo.pop()
+            todo += place.ended_last(math.inf)
+            awaited += [] if place.inside or place.number >= number else [place]
+        call.after = tuple(sorted(place.number for place in awaited))
+        agent = next((above for above in reversed(path[:-1]) if above in agents), None)
+        mine = own.setdefault(agent, _Place(0.0, 0.0, 0))
+        before = [each for each in awaited if each in mine.inside.values()]
+        call.parts = _grown(call, number, found, before or mine.ended_last(call.start_s))
+        mine.inside[path[-1]] = line[-1]
+    return found
+
+
+def _grown(
+    call: _Recorded, number: int, found: Sequence[_Recorded], before: Sequence[_Place]
+) -> Parts:
+    """What prompts share is not recorded: one with room for the longest prompt of those before it,
+    and its answer, is taken to begin with both, as an agent's growing context does."""
+    context: Parts = ()
+    for place in sorted(before, key=lambda place: found[place.number].input_tokens):
+        each = found[place.number]
+        if each.input_tokens + each.output_tokens <= call.input_tokens:
+            context = (*each.parts, (f"answer{place.number}", each.output_tokens))
+    own = call.input_tokens - sum(tokens for _, tokens in context)
+    return (*context, (f"own{number}", own)) if own else context
+
+
+def _stated(span: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {each["key"]: each["value"] for each in span.get("attributes") or ()}
+
+
+def _is_agent(span: Mapping[str, Any]) -> bool:
+    """Whether a span is marked as an agent's, as OpenTelemetry, OpenInference or Traceloop do."""
+    stated = _stated(span)
+    kinds = (stated.get(name, {}).get("stringValue", "") for name in _AGENT_KINDS)
+    marks = (str(span.get("name", "")).partition(" ")[0], *kinds)
+    return any(mark.lower() in ("invoke_agent", "agent") for mark in marks)
 
 
 def _usage(span: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens in and out of a span; 0 where it does not state them."""
-    stated = {each["key"]: each["value"] for each in span.get("attributes") or ()}
+    stated = _stated(span)
 
     def tokens(*names: str) -> int:
         found: Mapping[str, Any] = next((stated[n] for n in names if n in stated), {})

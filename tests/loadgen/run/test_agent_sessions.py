@@ -186,10 +186,10 @@ def test_equal_ids_of_two_bailian_conversations_are_equal_text_until_they_are_pl
     assert texts[2][:16] == texts[3][:16] != texts[0][:16]
 
 
-def span(number, parent, start_s, end_s, asked=0, answered=0, trace="t"):
+def span(number, parent, start_s, end_s, asked=0, answered=0, trace="t", name="chat"):
     usage = {"gen_ai.usage.input_tokens": asked, "gen_ai.usage.output_tokens": answered}
     stated = [{"key": key, "value": {"intValue": str(value)}} for key, value in usage.items()]
-    return {"traceId": trace, "spanId": number, "parentSpanId": parent,
+    return {"traceId": trace, "spanId": number, "parentSpanId": parent, "name": name,
             "startTimeUnixNano": str(int((1.7e9 + start_s) * 1e9)),
             "endTimeUnixNano": str(int((1.7e9 + end_s) * 1e9)),
             "attributes": stated if asked else []}  # fmt: skip
@@ -219,6 +219,45 @@ def test_a_trace_of_spans_is_a_session_of_its_model_calls(tmp_path):
     assert session[2].parts == (("own2", 90),)  # shorter than what it waits for
     assert session[3].parts == (*session[1].parts, ("answer1", 20), ("own3", 230))
     assert [(each.input_tokens, each.output_tokens) for each in other] == [(70, 7)]
+
+
+@pytest.mark.parametrize("name", ["invoke_agent searcher", "node"])
+def test_the_calls_of_agents_side_by_side_follow_those_of_their_own(tmp_path, name):
+    """Two sub-agents of a main one, marked as agents or not, as long as each other's."""
+    spans = [
+        span("run", "", 0, 20, name="invoke_agent main"),
+        span("m1", "run", 0, 1, 100, 10),
+        span("sa", "run", 1, 10, name=name),
+        span("sb", "run", 1, 10, name=name),
+        span("a1", "sa", 1, 3, 200, 10),
+        span("a2", "sa", 3.5, 5, 250, 10),
+        span("a3", "sa", 7, 8, 300, 10),
+        span("b1", "sb", 1.5, 3.2, 210, 10),
+        span("b2", "sb", 6, 9, 260, 10),
+        span("m2", "run", 10, 11, 400, 10),
+    ]
+    rows = [{"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]
+    (session,) = read_sessions(lines(tmp_path / "o.jsonl", rows))
+    m1, a1, b1, a2, b2, a3, m2 = session
+    assert [set(each.after) for each in (a1, b1, a2, b2, a3)] == [{0}, {0}, {1}, {2}, {3}]
+    assert set(m2.after) >= {4, 5}
+    for one, other in ((a1, a2), (a2, a3), (b1, b2)):
+        assert other.parts[: len(one.parts)] == one.parts, "an agent's own context"
+    if name != "node":
+        assert m2.parts[:1] == m1.parts
+        assert {m1.parts[0], a1.parts[0], b1.parts[0]} & {*a1.parts, *b1.parts} == {
+            a1.parts[0], b1.parts[0]
+        }  # fmt: skip
+
+
+def test_what_an_exporter_writes_beside_spans_is_passed_over(tmp_path):
+    rows = [
+        {"resourceMetrics": []},
+        {"resourceSpans": [{"resource": {}}, {"scopeSpans": [{"scope": {}}]}]},
+        {"resourceSpans": [{"scopeSpans": [{"spans": [span("a", "", 0, 1, 100, 10)]}]}]},
+    ]
+    ((only,),) = read_sessions(lines(tmp_path / "o.jsonl", rows))
+    assert (only.input_tokens, only.output_tokens) == (100, 10)
 
 
 def test_no_request_leaves_before_the_answers_it_waits_for_and_fans_leave_together(tmp_path):
