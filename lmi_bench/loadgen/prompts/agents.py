@@ -6,19 +6,23 @@ recorded traffic. Another play of a session has other text, except for what all 
 """
 
 import random
+from bisect import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.scenario import WorkloadSection
-from lmi_bench.core.sessions import Session, made_up, parse_agents, read_sessions
+from lmi_bench.core.sessions import Parts, Session, made_up, parse_agents, read_sessions
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.prompts import prompts as texts
 from lmi_bench.loadgen.prompts.dialogues import Following, NumTurns
 
+ANSWER_S: Final = 0.03
+"""Seconds a token that answers are taken to last where a session begins in its middle."""
 SessionOf = Callable[[int], Session]  # a session by its number
 
 
@@ -44,8 +48,9 @@ class Play:
 class AgentSessions:
     """Sessions of a workload, over and over.
 
-    begins_within  True: the first session of each lane of a closed loop begins at a random request,
-                   as if it had been going on; the warm-up primes the cache with what was before
+    begins_within  True: the first session of each lane of a closed loop begins when a random
+                   request is due, as if it had been going on; the warm-up primes the cache with
+                   the prompts that were before
     recorded       number of sessions, after which they are played again; None: endless
     """
 
@@ -57,6 +62,7 @@ class AgentSessions:
     begins_within: bool = False
     recorded: int | None = None
     _prepared: dict[tuple[str, int], Play] = field(default_factory=dict)
+    _primed: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -72,15 +78,27 @@ class AgentSessions:
         return cls(sessions, text, seed, begins_within=workload.begins_within, **options)
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
-        """For the warm-up, with one token asked: the prompt before the first request of a lane that
-        begins within a session, else text that no request of the level has."""
-        lane = -1 - number
-        first = self._first(level, lane)
-        return self._planned(level, lane if first else number, max(0, first - 1), number, 1)
+        """For the warm-up, with one token asked: a prompt that a lane which begins within a session
+        had sent before, else text that no request of the level has."""
+        primed = dict(enumerate(self.primed(level)))
+        lane, turn = primed.get(-1 - number, (number, 0))
+        return self._planned(level, lane, turn, number, 0, output_tokens=1)
+
+    def primed(self, level: LevelSpec) -> list[tuple[int, int]]:
+        """(session, request) of the warm-up's prompts, one of each lane first; a negative session's
+        text is no lane's."""
+        lanes = (level.concurrency or 0) if self.begins_within else 0
+        if lanes not in self._primed:
+            each = (
+                [(lane, turn) for turn in self._sent_before(level, lane)] or [(-1 - lane, 0)]
+                for lane in range(lanes)
+            )
+            self._primed[lanes] = [one for row in zip_longest(*each) for one in row if one]
+        return self._primed[lanes]
 
     def turns_at(self, level: LevelSpec) -> NumTurns:
         """Number of requests of each session at a level."""
-        return lambda session: len(self.sessions(session)) - self._first(level, session)
+        return lambda session: len(self._pauses_s(level, session))
 
     def prepare(self, level: LevelSpec, sessions: Iterable[tuple[int, int]], tokens: int) -> None:
         """Make the prompts of the first sessions (number, number of the first request), up to so
@@ -98,18 +116,17 @@ class AgentSessions:
         prepared = self._prepared.pop((texts.level_place(level), session), None)
         if prepared is not None:
             return prepared
-        recorded, first = self.sessions(session), self._first(level, session)
+        recorded, pauses_s = self.sessions(session), self._pauses_s(level, session)
         return Play(
             {
                 turn: (
                     Following(
-                        self._planned(level, session, turn, first_number + turn - first),
-                        each.wait_s if turn > first or not first else 0.0,
+                        self._planned(level, session, turn, first_number + place, len(pauses_s)),
+                        pause_s,
                     ),
-                    {number for number in each.after if number >= first},
+                    pauses_s.keys() & recorded[turn].after,
                 )
-                for turn, each in enumerate(recorded)
-                if turn >= first
+                for place, (turn, pause_s) in enumerate(pauses_s.items())
             }
         )
 
@@ -117,21 +134,51 @@ class AgentSessions:
         """Mean lengths of the requests of the first sessions, rounded to tokens."""
         return texts.mean_lengths([one for number in range(count) for one in self.sessions(number)])
 
-    def _first(self, level: LevelSpec, session: int) -> int:
-        """The request at which a session begins."""
+    def _pauses_s(self, level: LevelSpec, session: int) -> dict[int, float]:
+        """The requests that a session sends, and the pause of each after what it waits for, or
+        after the session's start."""
+        recorded = self.sessions(session)
         if not self.begins_within or session >= (level.concurrency or 0):
-            return 0
-        return random.Random(f"{self.seed}/within/{session}").randrange(len(self.sessions(session)))
+            return {turn: each.wait_s for turn, each in enumerate(recorded)}
+        due_s: list[float] = []
+        for each in recorded:
+            ends_s = (due_s[n] + ANSWER_S * recorded[n].output_tokens for n in each.after)
+            due_s.append(max(ends_s, default=0.0) + each.wait_s)
+        now_s = random.Random(f"{self.seed}/within/{session}").choice(due_s)
+        ahead = {turn for turn, at_s in enumerate(due_s) if at_s >= now_s}
+        return {
+            turn: recorded[turn].wait_s
+            if ahead.intersection(recorded[turn].after)
+            else due_s[turn] - now_s
+            for turn in sorted(ahead)
+        }
+
+    def _sent_before(self, level: LevelSpec, session: int) -> list[int]:
+        """Of the requests before a session's first ones, those whose prompts hold all that the
+        later prompts begin with: the last of each agent that goes on."""
+        prompts = [each.parts for each in self.sessions(session)]
+        ahead = self._pauses_s(level, session)
+        past = sorted(set(range(len(prompts))) - ahead.keys(), key=prompts.__getitem__)
+        best = []
+        for turn in ahead if past else ():
+            place = bisect(past, prompts[turn], key=prompts.__getitem__)
+            beside = past[max(0, place - 1) : place + 1]  # no other begins with more of it
+            best.append(max((_alike(prompts[each], prompts[turn]), each, turn) for each in beside))
+        found: list[int] = []
+        for alike, each, turn in sorted(best, reverse=True):
+            if all(_alike(prompts[other], prompts[turn]) < alike for other in found):
+                found.append(each)
+        return found
 
     def _planned(
-        self, level: LevelSpec, session: int, turn: int, number: int, output_tokens: int = 0
-    ) -> PlannedRequest:
-        recorded = self.sessions(session)
-        each = recorded[turn]
+        self, level: LevelSpec, session: int, turn: int, number: int, of_turns: int,
+        *, output_tokens: int = 0,
+    ) -> PlannedRequest:  # fmt: skip
+        each = self.sessions(session)[turn]
         planned = PlannedRequest(
             number, 0.0, each.input_tokens, output_tokens or each.output_tokens,
             ignore_eos=self.ignore_eos, session=None if number < 0 else session, turn=turn,
-            of_turns=len(recorded) - self._first(level, session),
+            of_turns=of_turns,
         )  # fmt: skip
         everywhere = f"{self.seed}/{self.salt}"
         own = f"{everywhere}/{texts.level_place(level)}/{session}"
@@ -142,3 +189,9 @@ class AgentSessions:
             for key, tokens in each.parts
         ]
         return self.text(planned, random.Random(f"{own}/{turn}"), parts)
+
+
+def _alike(one: Parts, other: Parts) -> int:
+    """Number of parts that two prompts begin with."""
+    unlike = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(unlike, min(len(one), len(other)))

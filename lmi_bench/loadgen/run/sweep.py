@@ -72,8 +72,8 @@ def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | Non
         if count is None and spec.concurrency is not None and by_user:
             count = spec.concurrency * (load.requests_per_user or USUAL_REQUESTS_PER_USER)
         turns_here = turns if agents is None else agents.turns_at(spec)
-        if workload.begins_within:  # the warm-up primes the cache, once for each lane
-            primed = max(spec.warmup_requests, spec.concurrency or 0)
+        if agents is not None and workload.begins_within:  # the warm-up primes the cache
+            primed = max(spec.warmup_requests, len(agents.primed(spec)))
             spec = replace(spec, warmup_requests=primed, start_requests=0)
         return of_sessions(spec, turns_here, num_sessions=count, max_sessions=load.max_sessions)
 
@@ -126,7 +126,8 @@ async def run_sweep(
     spacing_s   seconds between the first sends of a closed loop's users
     workers     processes for the levels that one process cannot send, or for all levels; each opens
                 its own target
-    before_level  called in a thread after a level's warm-up, before its first request
+    before_level  called in a thread after a level's warm-up, before its first request; where the
+                warm-up primes the cache, before it
 
     Raises the target's own errors; a failed request is a record. Cancelled during a level, it
     keeps the levels before it.
@@ -144,7 +145,10 @@ async def run_sweep(
         # a cap counts the requests in flight, which one process alone can do
         pool = workers if has_hosts or not capped else None
         count = 1 if pool is None else pool.count_for(spec, finished)
-        async with _observed(server, before_level) as before_start:
+        primes = isinstance(prompts, AgentSessions) and prompts.begins_within
+        async with _observed(server, None if primes else before_level) as before_start:
+            if primes and before_level is not None:
+                await asyncio.to_thread(before_level)
             if pool is not None and (count > 1 or has_hosts):
                 run = await pool.run_level(order, attempt, count, on_progress, before_start)
             else:

@@ -15,12 +15,13 @@ from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
+from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.scenario_sections import WorkloadSection
 from lmi_bench.core.sessions import made_up, parse_agents, read_sessions
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.prompts import TokenIds
-from lmi_bench.loadgen.run.sweep import run_sweep
+from lmi_bench.loadgen.run.sweep import levels_of, run_sweep
 
 ANSWER_S = 0.5
 IDS = TokenIds(50_000)
@@ -363,6 +364,51 @@ def test_sessions_begun_within_start_at_a_request_whose_past_was_primed():
         before = asked[max(0, first.turn - 1)]
         assert past.input_tokens == before.input_tokens
         assert blocks(past) == blocks(first)[: len(blocks(past))], "what it had sent before"
+
+
+def test_all_that_a_lane_had_sent_before_and_needs_again_is_primed():
+    """Also the contexts of sub-agents that go on, and of their parent."""
+    workload = {"agents": "steps=6,fan_chance=0.6", "begins_within": True}
+    scenario = parse_scenario({"workload": workload, "load": {"concurrency": 6}, "seed": 3})
+    (spec,) = levels_of(scenario)
+    target, _ = swept(
+        sessions_of(**workload), users=6, num_sessions=6, warmup_requests=spec.warmup_requests
+    )
+    primed = {each for one in target.asked if one.session is None for each in blocks(one)}
+    whole, needed = sessions_of(agents=workload["agents"]), set()
+    for session in range(6):
+        sent = {one.turn: blocks(one) for one in target.asked if one.session == session}
+        play = whole.begin(spec, session, 0)
+        everything = [one.request for one, _ in play.waiting.values()]
+        before = {each for one in everything if one.turn not in sent for each in blocks(one)}
+        needed |= before & {each for found in sent.values() for each in found}
+    assert len(needed) > 6 * 4000 // 64
+    assert needed <= primed
+    assert spec.warmup_requests < 6 * 4, "not all that was sent is needed"
+
+
+@pytest.mark.parametrize(("begins_within", "asked_before"), [(True, 0), (False, 2)])
+def test_a_cache_is_emptied_before_it_is_primed_but_after_another_warm_up(
+    begins_within, asked_before
+):
+    class AtOnce:
+        asked = 0
+
+        async def send(self, request):
+            self.asked += 1
+            now_s = asyncio.get_running_loop().time()
+            return Exchange(now_s, (now_s,), (request.output_tokens,), ended_s=now_s)
+
+    target, emptied = AtOnce(), []
+    spec = LevelSpec(0, Load(2, sessions=True), num_requests=2, num_sessions=2, warmup_requests=2)
+    source = sessions_of(agents="steps=1", begins_within=begins_within)
+    levels = run_sweep(
+        [spec], target, None, prompts=source, summarise=summarise_level,
+        before_level=lambda: emptied.append(target.asked),
+    )  # fmt: skip
+    asyncio.run(levels)  # a thread empties the cache, for which virtual time does not wait
+    assert emptied == [asked_before]
+    assert target.asked == 4
 
 
 @pytest.mark.parametrize("recorded", [True, False])
