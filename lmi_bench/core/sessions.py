@@ -21,13 +21,14 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.core import lengths
 from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.traces import BAILIAN_BLOCK_TOKENS, MOST_STAMP_S
+from lmi_bench.core.traces import MAY_MISFIT, MOST_STAMP_S, block_tokens_of, trace_request
 
 WEKA_BLOCK_TOKENS: Final = 64
 _LAUNCHED: Final = "async_launched"  # a sub-agent that its parent does not wait for
@@ -54,6 +55,7 @@ class SessionRequest:
     wait_s: float = 0.0
 
 
+_Times = dict[str, tuple[float, float]]  # start and end in seconds
 Session = tuple[SessionRequest, ...]
 """The requests of a session; each waits only for earlier ones."""
 
@@ -65,27 +67,38 @@ def read_sessions(path: Path, idle_cap_s: float | None = None) -> list[Session]:
 
     Raises InputError that names the file and what cannot be read of it.
     """
-    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    sessions: list[Session] = []
-    for file in files:
+    found: list[list[_Recorded]] = []
+    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
         entries = json_values(read_text(file), file)
         keys = {key for entry in entries if isinstance(entry, dict) for key in entry}
         read = next((kind for key, kind in _KINDS.items() if key in keys), _weka)
         try:
-            sessions += [_session(found, idle_cap_s) for found in read(entries) if found]
+            found += filter(None, read(entries))
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
             raise InputError(
                 f"{file} cannot be read as sessions of Weka's, Qwen-Bailian's or OpenTelemetry's "
                 f"kind: {exc!r}"
             ) from exc
-    if not sessions:
+    requests = [each for session in found for each in session]
+    if not requests:
         raise InputError(f"{path} holds no session with a request")
-    return sessions
+    if len(odd := [each for each in requests if not each.fits]) > MAY_MISFIT * len(requests):
+        size = odd[0].parts[0][1]
+        raise InputError(f"{path}: {len(odd):,} requests do not fit blocks of {size} tokens")
+    if sum(each.of_session for each in requests) <= 0:
+        for each in requests:
+            each.start_s += each.within_s
+    return [_session(session, idle_cap_s, path) for session in found]
 
 
 @dataclass(slots=True)
 class _Recorded:
-    """A request as recorded; `after` by its place in the list."""
+    """A request as recorded; `after` by its place in the list.
+
+    within_s    start of the sub-agents around it, from where its own counts, unless the majority
+    of_session  of sub-agents' first requests (1 for, -1 against) counts from the session's
+    fits        whether it has as many ids as its prompt has blocks
+    """
 
     start_s: float
     took_s: float
@@ -93,9 +106,13 @@ class _Recorded:
     output_tokens: int
     parts: Parts
     after: tuple[int, ...]
+    within_s: float = 0.0
+    of_session: int = 0
+    fits: bool = True
 
     def __post_init__(self) -> None:
-        if not (abs(self.start_s) <= MOST_STAMP_S and abs(self.took_s) <= lengths.MOST_TIME_S):
+        at_s = abs(self.start_s) + abs(self.within_s)
+        if not (at_s <= MOST_STAMP_S and abs(self.took_s) <= lengths.MOST_TIME_S):
             raise ValueError("times must be finite and below 1e11 s")
         if max(self.input_tokens, self.output_tokens) > lengths.MOST_TOKENS:
             raise ValueError(f"a request has more than {lengths.MOST_TOKENS:,} tokens")
@@ -105,33 +122,29 @@ class _Recorded:
         return self.start_s + self.took_s
 
 
-def _session(found: Sequence[_Recorded], idle_cap_s: float | None) -> Session:
-    shifts_s = _shifts_s(found, idle_cap_s)
+def _session(found: Sequence[_Recorded], idle_cap_s: float | None, path: Path) -> Session:
+    cut_s, last_s = 0.0, 0.0
+    for each in sorted(found, key=lambda each: each.start_s):  # idle gaps are cut
+        cut_s += max(0.0, each.start_s - last_s - (math.inf if idle_cap_s is None else idle_cap_s))
+        last_s, each.start_s = each.start_s, each.start_s - cut_s
     requests = []
     for each in found:
-        ends_s = [found[number].end_s - shifts_s[found[number].start_s] for number in each.after]
-        wait_s = each.start_s - shifts_s[each.start_s] - max(ends_s, default=0.0)
+        wait_s = each.start_s - max((found[number].end_s for number in each.after), default=0.0)
         if wait_s > lengths.MOST_TIME_S:
-            raise ValueError("a request waits for more than 30 years")
+            raise InputError(f"{path}: a request waits for more than 30 years")
         tokens = each.input_tokens, each.output_tokens
         requests.append(SessionRequest(*tokens, each.parts, each.after, max(0.0, wait_s)))
     return tuple(requests)
 
 
-def _check_blocks(found: Sequence[_Recorded], block: int, place: str) -> None:
-    """Raise ValueError where the numbers of ids are not those of the prompts' blocks."""
-    with_ids = [each for each in found if each.parts]
-    misfits = sum(not 0 <= len(x.parts) - x.input_tokens // block <= 1 for x in with_ids)
-    if misfits > 0.01 * len(found):
-        raise ValueError(f"{place}: {misfits} requests do not fit blocks of {block} tokens")
-
-
 def _weka(entries: Sequence[Any]) -> Iterator[list[_Recorded]]:
-    for number, content in enumerate(entries, start=1):
+    for content in entries:
         found: list[_Recorded] = []
-        block = int(content.get("block_size", WEKA_BLOCK_TOKENS))
+        scope = content.get("hash_id_scope") or "local"
+        if scope not in ("local", "global"):
+            raise ValueError(f"hash_id_scope must be local or global, got {scope!r}")
+        block = "/" * (scope == "global"), int(content.get("block_size", WEKA_BLOCK_TOKENS))
         _follow(content["requests"], 0.0, (), found, block, 0)
-        _check_blocks(found, block, f"session {number}")
         yield found
 
 
@@ -140,55 +153,60 @@ def _bailian(entries: Sequence[Mapping[str, Any]]) -> Iterator[list[_Recorded]]:
     answers are not recorded: a wait is the time from the parent's start."""
     sessions: dict[str, list[_Recorded]] = {}
     places: dict[str, tuple[str, int]] = {}
-    for row in sorted(entries, key=lambda row: float(row["timestamp"])):
-        chat, asked, answered = str(row["chat_id"]), int(row["input_length"]), row["output_length"]
+    rows = [(row, trace_request(row)) for row in entries]
+    rows = [pair for pair in rows if min(pair[1].input_tokens, pair[1].output_tokens) > 0]
+    block = block_tokens_of(entries[0], [each for _, each in rows])
+    for row, each in sorted(rows, key=lambda pair: pair[1].at_s):
+        chat, tokens = str(row["chat_id"]), (each.input_tokens, each.output_tokens)
         root, *after = places.get(str(row["parent_chat_id"]), (chat,))
         session = sessions.setdefault(root, [])
-        parts = tuple((f"/{number}", BAILIAN_BLOCK_TOKENS) for number in row.get("hash_ids") or ())
-        if asked > 0 and int(answered) > 0:
-            places[chat] = root, len(session)
-            at_s = float(row["timestamp"]) - (session[0].start_s if session else 0.0)
-            session.append(_Recorded(at_s, 0.0, asked, int(answered), parts, tuple(after)))
+        places[chat] = root, len(session)
+        at_s = each.at_s - (session[0].start_s if session else 0.0)
+        parts = tuple((f"/{number}", block) for number in each.hash_ids)
+        session.append(_Recorded(at_s, 0.0, *tokens, parts, tuple(after)))
     for session in sessions.values():
-        if session:
-            session[0].start_s = 0.0
-        _check_blocks(session, BAILIAN_BLOCK_TOKENS, "a conversation")
+        session[0].start_s = 0.0
         yield session
 
 
 def _follow(
     entries: Sequence[Mapping[str, Any]],
-    offset_s: float,
+    within_s: float,
     before: tuple[int, ...],
     found: list[_Recorded],
-    block: int,
+    block: tuple[str, int],
     depth: int,
 ) -> tuple[int, ...]:
     """Add an agent's requests; returns the numbers of those that its parent waits for.
 
-    offset_s  start of the agent, if its times count from there
+    within_s  start of the agent, if its times count from there
     before    the requests that its first one waits for
-    block     tokens of a block with an id
+    block     what an id's key begins with, and the tokens of its block
     """
     if depth > _MOST_NESTED:
         raise ValueError(f"sub-agents more than {_MOST_NESTED} deep")
     last, waited = before, set(before)
     for entry in entries:
-        at_s = offset_s + float(entry["t"])
+        at_s = float(entry["t"])
         if entry["type"] == "subagent":
-            inner = entry["requests"]
-            first_s = min((float(each["t"]) for each in inner), default=math.inf)
-            starts_s = at_s if first_s < float(entry["t"]) else offset_s
-            ended = _follow(inner, starts_s, last, found, block, depth + 1)
+            inner, number = entry["requests"], len(found)
+            ended = _follow(inner, within_s + at_s, last, found, block, depth + 1)
+            if at_s > 0 and number < len(found):
+                first_s = min(float(each["t"]) for each in inner)
+                found[number].of_session += 1 if first_s > at_s / 2 else -1
             if entry.get("status") != _LAUNCHED:
                 waited |= set(ended)
             continue
         input_tokens, output_tokens = int(entry["in"]), int(entry["out"])
         took_s = float(entry.get("api_time") or 0.0)
         if input_tokens > 0 and output_tokens > 0:
-            parts = tuple((str(int(each)), block) for each in entry.get("hash_ids") or ())
-            after = tuple(sorted(waited))
-            found.append(_Recorded(at_s, took_s, input_tokens, output_tokens, parts, after))
+            key, size = block
+            parts = tuple((f"{key}{int(each)}", size) for each in entry.get("hash_ids") or ())
+            each = _Recorded(
+                at_s, took_s, input_tokens, output_tokens, parts, tuple(sorted(waited)), within_s,
+                fits=not parts or 0 <= len(parts) - input_tokens // size <= 1,
+            )  # fmt: skip
+            found.append(each)
             last = (len(found) - 1,)
             waited = set(last)
     return tuple(waited)
@@ -224,69 +242,49 @@ def _path(spans: Mapping[tuple[str, str], Any], trace: str, number: str) -> tupl
     return tuple(reversed(path))
 
 
-@dataclass(slots=True, eq=False)
-class _Place:
-    """A call, or a span with calls in it: first start, last end, number of the first."""
-
-    start_s: float
-    end_s: float
-    number: int
-    inside: dict[str, "_Place"] = field(default_factory=dict)
-
-    def ended_last(self, at_s: float) -> list["_Place"]:
-        """Those inside that ended before a time, after the latest start among them."""
-        ended = [each for each in self.inside.values() if each.end_s <= at_s]
-        latest_s = max((each.start_s for each in ended), default=0.0)
-        return [each for each in ended if each.end_s >= latest_s]
-
-
 def _calls_of(
     calls: Mapping[tuple[str, ...], Mapping[str, Any]], agents: Container[str]
 ) -> list[_Recorded]:
     """A trace's calls by their paths. Each waits for what ended last before it in the innermost
-    span around it that has such, and carries the context of its own agent only."""
+    span around it that has such. What prompts share is not recorded: one with room for the longest
+    prompt of its own agent before it, and its answer, is taken to begin with both."""
     found: list[_Recorded] = []
-    lines: list[list[_Place]] = []
-    trace, begins_s = _Place(0.0, 0.0, 0), math.nan
-    for number, (path, span) in enumerate(calls.items()):
-        start_s, end_s = (int(span[f"{at}TimeUnixNano"]) / 1e9 for at in ("start", "end"))
-        begins_s = begins_s if number else start_s
-        start_s, end_s = start_s - begins_s, end_s - begins_s
+    numbers = {path[-1]: number for number, path in enumerate(calls)}
+    begins_s = min(int(span["startTimeUnixNano"]) for span in calls.values()) / 1e9
+    inside: dict[str, _Times] = {}  # each span: what is in it, with the times of its calls
+    for path, span in calls.items():
+        times = (int(span[f"{at}TimeUnixNano"]) / 1e9 - begins_s for at in ("start", "end"))
+        start_s, end_s = times
         found.append(_Recorded(start_s, end_s - start_s, *_usage(span), (), ()))
-        lines.append([trace])
-        for each in path:
-            place = lines[-1][-1].inside.setdefault(each, _Place(start_s, end_s, number))
-            place.end_s = max(place.end_s, end_s)
-            lines[-1].append(place)
-    own: dict[str | None, _Place] = {}
-    for number, (path, line, call) in enumerate(zip(calls, lines, found, strict=True)):
-        lasts = (around.ended_last(call.start_s) for around in reversed(line[:-1]))
-        todo, awaited = next(filter(None, lasts), []), []
-        while todo:
-            place = todo.pop()
-            todo += place.ended_last(math.inf)
-            awaited += [] if place.inside or place.number >= number else [place]
-        call.after = tuple(sorted(place.number for place in awaited))
-        agent = next((above for above in reversed(path[:-1]) if above in agents), None)
-        mine = own.setdefault(agent, _Place(0.0, 0.0, 0))
-        before = [each for each in awaited if each in mine.inside.values()]
-        call.parts = _grown(call, number, found, before or mine.ended_last(call.start_s))
-        mine.inside[path[-1]] = line[-1]
+        for above, below in pairwise(("", *path)):
+            first_s, last_s = inside.setdefault(above, {}).get(below, (start_s, end_s))
+            inside[above][below] = first_s, max(last_s, end_s)
+    own: dict[str, _Times] = {}
+    for path, call in zip(calls, found, strict=True):
+        around = (_ended_last(inside[above], call.start_s) for above in ("", *path)[-2::-1])
+        todo, awaited = next(filter(None, around), []), []
+        for span_id in todo:  # which grows
+            todo += _ended_last(inside.get(span_id, {}), math.inf)
+            if numbers.get(span_id, math.inf) < numbers[path[-1]]:
+                awaited.append(span_id)
+        call.after = tuple(sorted(numbers[each] for each in awaited))
+        mine = own.setdefault(next((each for each in path[-2::-1] if each in agents), ""), {})
+        before = [each for each in awaited if each in mine] or _ended_last(mine, call.start_s)
+        for number in sorted(map(numbers.__getitem__, before), key=lambda n: found[n].input_tokens):
+            earlier = found[number]
+            if earlier.input_tokens + earlier.output_tokens <= call.input_tokens:
+                call.parts = (*earlier.parts, (f"answer{number}", earlier.output_tokens))
+        if rest := call.input_tokens - sum(tokens for _, tokens in call.parts):
+            call.parts += ((f"own{numbers[path[-1]]}", rest),)
+        mine[path[-1]] = call.start_s, call.end_s
     return found
 
 
-def _grown(
-    call: _Recorded, number: int, found: Sequence[_Recorded], before: Sequence[_Place]
-) -> Parts:
-    """What prompts share is not recorded: one with room for the longest prompt of those before it,
-    and its answer, is taken to begin with both, as an agent's growing context does."""
-    context: Parts = ()
-    for place in sorted(before, key=lambda place: found[place.number].input_tokens):
-        each = found[place.number]
-        if each.input_tokens + each.output_tokens <= call.input_tokens:
-            context = (*each.parts, (f"answer{place.number}", each.output_tokens))
-    own = call.input_tokens - sum(tokens for _, tokens in context)
-    return (*context, (f"own{number}", own)) if own else context
+def _ended_last(times_s: _Times, at_s: float) -> list[str]:
+    """What ended before a time, and after the latest start of what did."""
+    ended = {each: times for each, times in times_s.items() if times[1] <= at_s}
+    latest_s = max((start_s for start_s, _ in ended.values()), default=0.0)
+    return [each for each, (_, end_s) in ended.items() if end_s >= latest_s]
 
 
 def _stated(span: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -295,37 +293,22 @@ def _stated(span: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _is_agent(span: Mapping[str, Any]) -> bool:
     """Whether a span is marked as an agent's, as OpenTelemetry, OpenInference or Traceloop do."""
-    stated = _stated(span)
-    kinds = (stated.get(name, {}).get("stringValue", "") for name in _AGENT_KINDS)
-    marks = (str(span.get("name", "")).partition(" ")[0], *kinds)
-    return any(mark.lower() in ("invoke_agent", "agent") for mark in marks)
+    kinds = [_stated(span).get(name, {}).get("stringValue") for name in _AGENT_KINDS]
+    marks = {str(mark).lower() for mark in (str(span.get("name")).partition(" ")[0], *kinds)}
+    return not marks.isdisjoint(("invoke_agent", "agent"))
 
 
 def _usage(span: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens in and out of a span; 0 where it does not state them."""
-    stated = _stated(span)
-
-    def tokens(*names: str) -> int:
-        found: Mapping[str, Any] = next((stated[n] for n in names if n in stated), {})
-        return int(found.get("intValue", found.get("doubleValue", 0)))
-
-    return (
-        tokens("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
-        tokens("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-    )
+    stated, asked_answered = _stated(span), []
+    for names in (("input", "prompt"), ("output", "completion")):
+        keys = (f"gen_ai.usage.{name}_tokens" for name in names)
+        found: Mapping[str, Any] = next((stated[key] for key in keys if key in stated), {})
+        asked_answered.append(int(found.get("intValue", found.get("doubleValue", 0))))
+    return asked_answered[0], asked_answered[1]
 
 
 _KINDS: Final = {"chat_id": _bailian, "resourceSpans": _open_telemetry}
-
-
-def _shifts_s(found: Sequence[_Recorded], idle_cap_s: float | None) -> dict[float, float]:
-    """How much earlier a request that was recorded at this time starts when idle gaps are cut."""
-    shifts_s: dict[float, float] = {}
-    cut_s, last_s = 0.0, 0.0
-    for start_s in sorted({each.start_s for each in found}):
-        cut_s += max(0.0, start_s - last_s - (math.inf if idle_cap_s is None else idle_cap_s))
-        shifts_s[start_s], last_s = cut_s, start_s
-    return shifts_s
 
 
 @dataclass(frozen=True, slots=True)

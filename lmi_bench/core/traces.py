@@ -80,6 +80,10 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> RecordedConversation
     for message in messages:
         role = str(message.get("from", message.get("role"))).lower()
         said = message["value"] if "value" in message else message["content"]
+        if isinstance(said, list):
+            said = "\n".join(part["text"] for part in said)
+        if said is None:  # a tool was called
+            continue
         if not isinstance(said, str):
             raise TypeError("a message is not text")
         if role in _USER:
@@ -103,7 +107,7 @@ MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 """Tokens of a prompt in a block with a hash id; the last block may be shorter."""
 _BLOCK_SIZES = tuple(2**power for power in range(3, 13))  # tried where a trace's own does not fit
 MOST_STAMP_S = 1e11  # of a time stamp: the year 5138
-_MAY_MISFIT = 0.01  # share of requests whose number of ids may differ from their blocks
+MAY_MISFIT = 0.01  # share of requests whose number of ids may differ from their blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ def read_trace(path: Path) -> Trace:
     kept = []
     for number, row in enumerate(rows, start=1):
         try:
-            request = _request(row)
+            request = trace_request(row)
         except (ValueError, TypeError, KeyError, OverflowError) as exc:
             raise InputError(f"{path}: request {number} cannot be read: {exc}") from exc
         if request.input_tokens > 0 and request.output_tokens > 0:
@@ -190,7 +194,7 @@ def block_tokens_of(row: Mapping[str, Any], requests: Sequence[TraceRequest]) ->
     odd: list[TraceRequest] = []
     for size in sizes:
         found = [r for r in with_ids if not 0 <= len(r.hash_ids) - r.input_tokens // size <= 1]
-        if len(found) <= _MAY_MISFIT * len(with_ids):
+        if len(found) <= MAY_MISFIT * len(with_ids):
             return size
         odd = odd or found
     raise InputError(
@@ -215,7 +219,8 @@ def _rows(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-def _request(row: Mapping[str, Any]) -> TraceRequest:
+def trace_request(row: Mapping[str, Any]) -> TraceRequest:
+    """A row's request, at the time that it states; raises ValueError, TypeError or KeyError."""
     if "timestamp" in row:
         at = float(row["timestamp"])
         at_s = at if is_bailian(row) else ms_to_s(at)

@@ -10,7 +10,6 @@ from bisect import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -49,8 +48,7 @@ class AgentSessions:
     """Sessions of a workload, over and over.
 
     begins_within  True: the first session of each lane of a closed loop begins when a random
-                   request is due, as if it had been going on; the warm-up primes the cache with
-                   the prompts that were before
+                   request is due, as if it had been going on; the warm-up primes the cache
     recorded       number of sessions, after which they are played again; None: endless
     """
 
@@ -80,20 +78,16 @@ class AgentSessions:
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """For the warm-up, with one token asked: a prompt that a lane which begins within a session
         had sent before, else text that no request of the level has."""
-        primed = dict(enumerate(self.primed(level)))
-        lane, turn = primed.get(-1 - number, (number, 0))
-        return self._planned(level, lane, turn, number, 0, output_tokens=1)
+        primed = self.primed(level)
+        lane, turn = primed[-1 - number] if -len(primed) <= number < 0 else (number, 0)
+        return self._planned(level, lane, turn, number, output_tokens=1)
 
     def primed(self, level: LevelSpec) -> list[tuple[int, int]]:
-        """(session, request) of the warm-up's prompts, one of each lane first; a negative session's
-        text is no lane's."""
+        """(session, request) of the prompts that the warm-up primes a level's cache with."""
         lanes = (level.concurrency or 0) if self.begins_within else 0
         if lanes not in self._primed:
-            each = (
-                [(lane, turn) for turn in self._sent_before(level, lane)] or [(-1 - lane, 0)]
-                for lane in range(lanes)
-            )
-            self._primed[lanes] = [one for row in zip_longest(*each) for one in row if one]
+            each = ((lane, turn) for lane in range(lanes) for turn in self._sent(level, lane))
+            self._primed[lanes] = list(each)
         return self._primed[lanes]
 
     def turns_at(self, level: LevelSpec) -> NumTurns:
@@ -116,19 +110,12 @@ class AgentSessions:
         prepared = self._prepared.pop((texts.level_place(level), session), None)
         if prepared is not None:
             return prepared
-        recorded, pauses_s = self.sessions(session), self._pauses_s(level, session)
-        return Play(
-            {
-                turn: (
-                    Following(
-                        self._planned(level, session, turn, first_number + place, len(pauses_s)),
-                        pause_s,
-                    ),
-                    pauses_s.keys() & recorded[turn].after,
-                )
-                for place, (turn, pause_s) in enumerate(pauses_s.items())
-            }
-        )
+        pauses_s, waiting = self._pauses_s(level, session), {}
+        for number, (turn, pause_s) in enumerate(pauses_s.items(), start=first_number):
+            planned = self._planned(level, session, turn, number, len(pauses_s))
+            awaited = pauses_s.keys() & self.sessions(session)[turn].after
+            waiting[turn] = Following(planned, pause_s), awaited
+        return Play(waiting)
 
     def mean_lengths(self, count: int = 64) -> texts.Lengths:
         """Mean lengths of the requests of the first sessions, rounded to tokens."""
@@ -145,34 +132,30 @@ class AgentSessions:
             ends_s = (due_s[n] + ANSWER_S * recorded[n].output_tokens for n in each.after)
             due_s.append(max(ends_s, default=0.0) + each.wait_s)
         now_s = random.Random(f"{self.seed}/within/{session}").choice(due_s)
-        ahead = {turn for turn, at_s in enumerate(due_s) if at_s >= now_s}
-        return {
-            turn: recorded[turn].wait_s
-            if ahead.intersection(recorded[turn].after)
-            else due_s[turn] - now_s
-            for turn in sorted(ahead)
-        }
+        pauses_s = {turn: at_s - now_s for turn, at_s in enumerate(due_s) if at_s >= now_s}
+        for turn in pauses_s:
+            if not pauses_s.keys().isdisjoint(recorded[turn].after):
+                pauses_s[turn] = recorded[turn].wait_s
+        return pauses_s
 
-    def _sent_before(self, level: LevelSpec, session: int) -> list[int]:
-        """Of the requests before a session's first ones, those whose prompts hold all that the
-        later prompts begin with: the last of each agent that goes on."""
+    def _sent(self, level: LevelSpec, session: int) -> list[int]:
+        """Of the requests that were before a lane's first ones, those that hold all that the later
+        ones begin with: the last of each agent that goes on."""
         prompts = [each.parts for each in self.sessions(session)]
-        ahead = self._pauses_s(level, session)
+        ahead, best, found = self._pauses_s(level, session), [], list[int]()
         past = sorted(set(range(len(prompts))) - ahead.keys(), key=prompts.__getitem__)
-        best = []
         for turn in ahead if past else ():
             place = bisect(past, prompts[turn], key=prompts.__getitem__)
             beside = past[max(0, place - 1) : place + 1]  # no other begins with more of it
             best.append(max((_alike(prompts[each], prompts[turn]), each, turn) for each in beside))
-        found: list[int] = []
         for alike, each, turn in sorted(best, reverse=True):
             if all(_alike(prompts[other], prompts[turn]) < alike for other in found):
                 found.append(each)
         return found
 
     def _planned(
-        self, level: LevelSpec, session: int, turn: int, number: int, of_turns: int,
-        *, output_tokens: int = 0,
+        self, level: LevelSpec, session: int, turn: int, number: int, of_turns: int = 0,
+        output_tokens: int = 0,
     ) -> PlannedRequest:  # fmt: skip
         each = self.sessions(session)[turn]
         planned = PlannedRequest(

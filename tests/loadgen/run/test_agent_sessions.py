@@ -18,6 +18,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.scenario_sections import WorkloadSection
 from lmi_bench.core.sessions import made_up, parse_agents, read_sessions
+from lmi_bench.core.traces import read_trace
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.prompts import TokenIds
@@ -108,6 +109,22 @@ def test_times_inside_a_sub_agent_may_count_from_the_sessions_start(tmp_path):
     assert read_sessions(written(tmp_path, absolute)) == read_sessions(written(tmp_path, relative))
 
 
+def test_the_base_of_times_is_one_for_all_sub_agents(tmp_path):
+    """The inner request began 0.1 s before its marker, 0.9 s after the answer at 99 s. Where times
+    count from a sub-agent's own start, those of one that is idle for long do so, too."""
+    absolute = [call(0.0, [1], took=99.0), agent(100.0, [call(99.9, [7])]), call(110.0, [2])]
+    (session,) = read_sessions(written(tmp_path, absolute))
+    assert session[1].wait_s == pytest.approx(0.9)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name in ("a", "b"):
+        own = [call(0.0, [1]), agent(40.0, [call(0.0, [7])]), call(200.0, [2])]
+        written(folder, own, f"{name}.json")
+    idle = [call(0.0, [1]), agent(40.0, [call(50.0, [7])]), call(200.0, [2])]
+    written(folder, idle, "c.json")
+    assert [each[1].wait_s for each in read_sessions(folder)] == pytest.approx([38, 38, 88])
+
+
 def test_idle_gaps_between_starts_are_shortened(tmp_path):
     """Starts 0, 5, 5, 5, 6, 9, 15, 47 s: only the last gap of 32 s is cut, to 10: 22 s less."""
     (session,) = read_sessions(written(tmp_path, MAIN), idle_cap_s=10)
@@ -168,8 +185,36 @@ def test_a_bailian_trace_is_conversations_by_its_parents(tmp_path):
     ]  # fmt: skip
     assert [each.wait_s for each in sessions[0]] == pytest.approx([0.0, 5.5, 6.0, 6.0])
     assert sessions[0][3].parts[3:] == (("/10", 16), ("/13", 16))
+    misfit = lines(
+        tmp_path / "c.jsonl", [chat(1, -1, 0.0, 512, [1]), chat(2, -1, 1.0, 40, [1, 2, 3])]
+    )
     with pytest.raises(InputError, match="do not fit blocks of 16"):
-        read_sessions(lines(tmp_path / "c.jsonl", [chat(1, -1, 0.0, 512, [1])]))
+        read_sessions(misfit)
+
+
+@pytest.mark.parametrize("stated", [{}, {"block_size": 32}])
+def test_what_is_read_as_a_trace_is_read_as_sessions(tmp_path, stated):
+    """One of 400 requests does not fit, of its own conversation it is all; blocks may be of another
+    size."""
+    size = stated.get("block_size", 16)
+    rows = [chat(n, -1, float(n), 2 * size, [2 * n, 2 * n + 1]) | stated for n in range(400)]
+    rows[7]["hash_ids"] = [1, 2, 3, 4, 5]
+    path = lines(tmp_path / "b.jsonl", rows)
+    assert len(read_trace(path).requests) == len(read_sessions(path)) == 400
+    weka = [{"requests": [call(0.0, [1, 2])]} for _ in range(400)]
+    weka[7]["requests"][0]["hash_ids"] = [1]
+    assert len(read_sessions(lines(tmp_path / "w.jsonl", weka))) == 400
+
+
+def test_ids_of_global_scope_are_equal_text_in_all_sessions(tmp_path):
+    def parts(**scope):
+        rows = [{"requests": [call(0.0, [1])], **scope} for _ in range(2)]
+        return [each.parts for (each,) in read_sessions(lines(tmp_path / "g.jsonl", rows))]
+
+    assert parts(hash_id_scope="global") == [(("/1", 64),)] * 2
+    assert parts(hash_id_scope="local") == parts() == [(("1", 64),)] * 2
+    with pytest.raises(InputError, match="must be local or global, got 'model'"):
+        parts(hash_id_scope="model")
 
 
 def test_equal_ids_of_two_bailian_conversations_are_equal_text_until_they_are_played_again(

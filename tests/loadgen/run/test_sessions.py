@@ -233,6 +233,19 @@ def test_recorded_conversations_of_both_kinds_are_read(tmp_path):
     assert read_conversations(path) == (first, second)
 
 
+def test_parts_of_text_are_read_and_a_call_of_a_tool_is_passed_over(tmp_path):
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{}]},
+        {"role": "tool", "content": "found"},
+        {"role": "assistant", "content": "c"},
+    ]
+    path = tmp_path / "c.jsonl"
+    path.write_text(json.dumps({"messages": messages}))
+    ((turn,),) = (each.turns for each in read_conversations(path))
+    assert (turn.asked, turn.answered) == ("a\nb", "c")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
