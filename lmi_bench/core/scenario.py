@@ -41,6 +41,9 @@ SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
 """SageMaker's time limits for an unstreamed and for a streamed response."""
 _FILES = ("dataset", "trace", "conversations", "agent_trace")
 """Fields of the workload that name a file, or a folder of JSON files."""
+_SOURCES = ("agents", "agent_trace", "trace", "dataset", "conversations")
+_OWN_LENGTHS = {"input_tokens": _SOURCES, "output_tokens": _SOURCES[:3]}
+"""Sources of requests beside which a length has no effect."""
 _ADDED = {
     "load": ("repeat_unsteady", "stop_when"),
     "workload": ("agents", "agent_trace", "idle_cap_s", "begins_within"),
@@ -165,7 +168,7 @@ class Scenario(Section, TopFields):
 
         Keys are dotted (`load.concurrency`); a value of None leaves the field alone. A rate
         replaces a concurrency and the other way round; a length replaces a mix, a distribution
-        and a trace.
+        and a trace. Raises InputError for one that has no effect.
         """
         content = self.model_dump()
         for name in _DERIVED:
@@ -186,6 +189,8 @@ class Scenario(Section, TopFields):
                 place |= {"mix": (), "trace": None, "conversations": None}
                 place[last.replace("tokens", "lengths")] = None
             place[last] = value
+        stated = {name: overrides.get(f"workload.{name}") for name in _OWN_LENGTHS}
+        _check_lengths(stated, content["workload"])
         return parse_scenario(content)
 
 
@@ -224,12 +229,24 @@ def read_yaml(path: Path) -> Any:
 def load_scenario(path: Path) -> Scenario:
     """Read and check a scenario file; raises InputError when it cannot be used."""
     scenario = parse_scenario(read_yaml(path), source=str(path))
+    stated = scenario.workload.model_dump(exclude_defaults=True)
+    _check_lengths(stated, stated, f"{path}: ")
     relative = {
         f"{section}.{name}": str(path.parent / given)
         for section, name in (*(("workload", name) for name in _FILES), ("client", "cacert"))
         if (given := getattr(getattr(scenario, section), name)) and not Path(given).is_absolute()
     }
     return scenario.with_overrides(relative) if relative else scenario
+
+
+def _check_lengths(stated: Mapping[str, Any], workload: Mapping[str, Any], place: str = "") -> None:
+    for name, sources in _OWN_LENGTHS.items():
+        for source in sources:
+            if stated.get(name) is not None and workload.get(source) is not None:
+                hint = "state answer=200,task=1500 there" if source == "agents" else "leave it out"
+                raise InputError(
+                    f"{place}{name} would have no effect: lengths are those of {source}; {hint}"
+                )
 
 
 def _digest(path: Path) -> str:

@@ -50,6 +50,7 @@ STATED_HASHES = [
     ({"workload.turns": 3, "workload.think_s": 2}, "8f377d96f23df7bd"),
 ]
 
+SOURCES = ("agents", "agent_trace", "trace", "dataset", "conversations")
 SHORTEST = """
 model: demo-15m
 workload: {input_tokens: 256, output_tokens: 256}
@@ -296,3 +297,33 @@ def test_a_shared_prefix_must_leave_a_prompt_something_of_its_own(workload):
 def test_turns_that_are_none_are_called_turns(turns):
     with pytest.raises(InputError, match=r"turns '.*' are not understood"):
         parse_scenario({"workload": {"turns": turns}})
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "has_effect"),
+    [
+        *((source, "input_tokens", False) for source in SOURCES),
+        *((source, "output_tokens", source in ("dataset", "conversations")) for source in SOURCES),
+    ],
+)
+def test_a_length_that_would_have_no_effect_is_refused(tmp_path, source, name, has_effect):
+    """In one command or in one file; the default in a file is as good as unstated."""
+    given = "" if source == "agents" else "/f"
+    file = tmp_path / "s.yaml"
+    fields = {f"workload.{name}": 100, f"workload.{source}": given}
+    stated = f"workload: {{{source}: '{given}', {name}: %d}}"
+    file.write_text(stated % 256)
+    load_scenario(file)
+    file.write_text(stated % 100)
+    if has_effect:
+        found = parse_scenario({}).with_overrides(fields)
+        assert found == load_scenario(file)
+        return
+    with pytest.raises(
+        InputError, match=f"^{name} would have no effect: lengths are those of {source}"
+    ):
+        parse_scenario({}).with_overrides(fields)
+    with pytest.raises(
+        InputError, match=f"s.yaml: {name} would have no effect: lengths are those of {source}"
+    ):
+        load_scenario(file)
