@@ -137,6 +137,14 @@ class TargetFacts(JsonValue):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedSessions(JsonValue):
+    """The recorded agent sessions of a run; kind: weka, bailian, otel, or several."""
+
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest(JsonValue):
     """The content of manifest.json.
 
@@ -156,6 +164,7 @@ class Manifest(JsonValue):
     versions: Mapping[str, str] = field(default_factory=dict)
     commands: Sequence[Sequence[str]] = ()
     salt: str | None = field(default=None, metadata=OPTIONAL)
+    sessions: RecordedSessions | None = field(default=None, metadata=OPTIONAL)
     goodput: Sequence[str] | None = field(default=None, metadata=OPTIONAL)
     imported_from: str | None = field(default=None, metadata=OPTIONAL)
     notes: Sequence[str] | None = field(default=None, metadata=OPTIONAL)

@@ -60,7 +60,13 @@ Session = tuple[SessionRequest, ...]
 """The requests of a session; each waits only for earlier ones."""
 
 
-def read_sessions(path: Path, idle_cap_s: float | None = None) -> list[Session]:
+class Recorded(list[Session]):
+    """Sessions of a recording, and its kind: weka, bailian, otel, or several."""
+
+    kind: str = ""
+
+
+def read_sessions(path: Path, idle_cap_s: float | None = None) -> Recorded:
     """The sessions of a file or of the *.json files of a folder.
 
     idle_cap_s  longer gaps between the starts of a session's requests are shortened to this
@@ -68,10 +74,12 @@ def read_sessions(path: Path, idle_cap_s: float | None = None) -> list[Session]:
     Raises InputError that names the file and what cannot be read of it.
     """
     found: list[list[_Recorded]] = []
+    kinds = set()
     for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
         entries = json_values(read_text(file), file)
         keys = {key for entry in entries if isinstance(entry, dict) for key in entry}
-        read = next((kind for key, kind in _KINDS.items() if key in keys), _weka)
+        kind, read = next((kind for key, kind in _KINDS.items() if key in keys), ("weka", _weka))
+        kinds.add(kind)
         try:
             found += filter(None, read(entries))
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
@@ -88,7 +96,9 @@ def read_sessions(path: Path, idle_cap_s: float | None = None) -> list[Session]:
     if sum(each.of_session for each in requests) <= 0:
         for each in requests:
             each.start_s += each.within_s
-    return [_session(session, idle_cap_s, path) for session in found]
+    sessions = Recorded(_session(session, idle_cap_s, path) for session in found)
+    sessions.kind = " and ".join(sorted(kinds))
+    return sessions
 
 
 @dataclass(slots=True)
@@ -308,7 +318,7 @@ def _usage(span: Mapping[str, Any]) -> tuple[int, int]:
     return asked_answered[0], asked_answered[1]
 
 
-_KINDS: Final = {"chat_id": _bailian, "resourceSpans": _open_telemetry}
+_KINDS: Final = {"chat_id": ("bailian", _bailian), "resourceSpans": ("otel", _open_telemetry)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ An invalid level, or too few requests for the quantile, is "not measured": neith
 missed; so is a baseline's level that the run lacks. A regression is a metric worse by more than
 the allowed share and chance.
 
-AgentX (SemiAnalysis InferenceX, as AIPerf's scenario `inferencex-agentx-mvp` locks it): recorded
-sessions of Weka's corpus in a closed loop at one concurrency, each begun within, with a primed
-cache; waits from the end of an answer, gaps between starts cut to 10 s; whole answers, streamed;
-other text in each play; at least 15 minutes, and at most 1 % failed requests.
+AgentX (SemiAnalysis InferenceX, as AIPerf's scenario `inferencex-agentx-mvp` locks it): the
+sessions of Weka's corpus, 393 or more, in a closed loop at one concurrency, each begun within, with
+a primed cache; waits from the end of an answer, gaps between starts cut to 10 s; whole answers,
+streamed; other text in each play; at least 15 minutes, and at most 1 % failed requests.
 """
 
 import math
@@ -161,7 +161,7 @@ def _regression_case(difference: Difference, allowed: float) -> GateCase:
 
 
 RULES: Final = ("agentx",)
-_IDLE_CAP_S, _LEAST_S, _MOST_FAILED = 10.0, 900.0, 0.01
+_IDLE_CAP_S, _LEAST_S, _MOST_FAILED, _CORPUS = 10.0, 900.0, 0.01, 393
 
 
 def gate_rules(run: Run, name: str) -> list[GateCase]:
@@ -172,7 +172,6 @@ def gate_rules(run: Run, name: str) -> list[GateCase]:
     loads = {line.load.value for line in run.levels}
     closed = bool(run.levels) and not any(line.load.is_open for line in run.levels)
     facts = [
-        ("sessions", workload.agent_trace is not None, "recorded ones: --agent-trace"),
         ("load", closed and len(loads) == 1, "one --concurrency"),
         ("begin", workload.begins_within, "--begin-within"),
         ("idle gaps", workload.idle_cap_s == _IDLE_CAP_S, f"--idle-cap {_IDLE_CAP_S:g}"),
@@ -181,6 +180,10 @@ def gate_rules(run: Run, name: str) -> list[GateCase]:
         ("target", not run.manifest.target.is_simulated, "a server that was measured"),
     ]
     cases = [_case("run", name, "yes" if met else "no", met, rule) for name, met, rule in facts]
+    kept = None if workload.agent_trace is None else run.manifest.sessions
+    met = kept is not None and kept.kind == "weka" and kept.number >= _CORPUS
+    shown = "not known" if kept is None else f"{kept.number:,} of {kept.kind}"
+    cases.append(_case("run", "sessions", shown, met, f"{_CORPUS} of weka: --agent-trace"))
     for line in run.levels:
         failed, wall_s = (line.errors or 0) / max(1, line.requests or 0), line.wall_s or 0.0
         limit = f"at most {_MOST_FAILED:.0%}"

@@ -34,6 +34,7 @@ from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
 from lmi_bench.jobs.sweep.startup import measured_startup
+from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.hosts import JOIN, parse_address, parse_hosts
 from lmi_bench.loadgen.run.level_runner import Progress
@@ -239,7 +240,7 @@ def _measure(
     server = watch.open_server_watch(bench, options.client)
     with (
         watch.open_pool(bench, options.access, salt, prompts, options.client, listener) as pool,
-        _open_store(folder, bench, options, salt, listener, resume=resume) as store,
+        _open_store(folder, bench, options, salt, prompts, listener, resume=resume) as store,
     ):
         on_folder(folder)
         _run_levels(bench, prompts, store, rule, spend, pool, server, time_box, listener)
@@ -293,6 +294,7 @@ def _open_store(
     bench: Bench,
     options: SweepOptions,
     salt: str,
+    prompts: Prompts,
     listener: Listener,
     *,
     resume: bool,
@@ -304,6 +306,7 @@ def _open_store(
         target=TargetFacts.from_json(bench.facts),
         commands=[["lmi-bench", *sys.argv[1:]]] if is_first else [],
         salt=salt,
+        sessions=prompts.recorded if isinstance(prompts, AgentSessions) else None,
         goodput=[str(limit) for limit in options.slo.limits],
     )
     if resume and (folder / MANIFEST).exists():

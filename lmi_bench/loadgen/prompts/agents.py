@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.manifest import RecordedSessions
 from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.sessions import Parts, Session, made_up, parse_agents, read_sessions
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
@@ -49,7 +50,7 @@ class AgentSessions:
 
     begins_within  True: the first session of each lane of a closed loop begins when a random
                    request is due, as if it had been going on; the warm-up primes the cache
-    recorded       number of sessions, after which they are played again; None: endless
+    recorded       kind and number of sessions, which are played again; None: endless
     """
 
     sessions: SessionOf
@@ -58,7 +59,7 @@ class AgentSessions:
     salt: str = ""
     ignore_eos: bool = True
     begins_within: bool = False
-    recorded: int | None = None
+    recorded: RecordedSessions | None = None
     _prepared: dict[tuple[str, int], Play] = field(default_factory=dict)
     _primed: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -72,7 +73,7 @@ class AgentSessions:
         else:
             recorded = read_sessions(Path(workload.agent_trace), workload.idle_cap_s)
             sessions = texts.over_and_over(recorded, f"{seed}/agents")
-            options["recorded"] = len(recorded)
+            options["recorded"] = RecordedSessions(recorded.kind, len(recorded))
         return cls(sessions, text, seed, begins_within=workload.begins_within, **options)
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
@@ -166,7 +167,8 @@ class AgentSessions:
         everywhere = f"{self.seed}/{self.salt}"
         own = f"{everywhere}/{texts.level_place(level)}/{session}"
         if self.recorded:  # what sessions share is new in each play of all of them
-            everywhere = f"{everywhere}/{texts.level_place(level)}/play {session // self.recorded}"
+            play = session // self.recorded.number
+            everywhere = f"{everywhere}/{texts.level_place(level)}/play {play}"
         parts = [
             (tokens, random.Random(f"{everywhere if key[0] == '/' else own}/part {key}"))
             for key, tokens in each.parts

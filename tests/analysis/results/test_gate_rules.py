@@ -16,10 +16,14 @@ from tests.levels import level_of
 WORKLOAD = {"agent_trace": "weka", "begins_within": True, "idle_cap_s": 10.0, "ignore_eos": True}
 
 
-def run_of(*, workload=None, target="url", stream=True, **level):
+SESSIONS = {"kind": "weka", "number": 393}
+
+
+def run_of(*, workload=None, target="url", stream=True, sessions=SESSIONS, **level):
     content = {
         "scenario": {"stream": stream, "workload": {**WORKLOAD, **(workload or {})}},
         "target": {"kind": target},
+        **({} if sessions is None else {"sessions": sessions}),
     }
     line = level_of(**{"valid": True, "wall_s": 900.0, "requests": 200, "errors": 2, **level})
     return Run(Path("run"), Manifest.from_json(content), [line], [()], None)
@@ -39,6 +43,9 @@ def test_a_run_that_keeps_every_rule_counts():
     ("change", "rule"),
     [
         ({"workload": {"agent_trace": None}}, "sessions"),
+        ({"sessions": None}, "sessions"),  # a run that does not say
+        ({"sessions": {"kind": "bailian", "number": 1000}}, "sessions"),
+        ({"sessions": {"kind": "weka", "number": 3}}, "sessions"),
         ({"rate_per_s": 1.0}, "load"),
         ({"workload": {"begins_within": False}}, "begin"),
         ({"workload": {"idle_cap_s": 60.0}}, "idle gaps"),
