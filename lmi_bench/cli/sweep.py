@@ -1,6 +1,7 @@
 """`lmi-bench sweep`: measure a target over concurrency or request rate."""
 
 import functools
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -86,22 +87,32 @@ def _termination_as_interrupt() -> Iterator[Callable[[], bool]]:
 
     Job schedulers, containers and `timeout` end a program by SIGTERM. A handler that is already
     set stays, and so do other threads than the main one, in which Python allows no handler.
+    Where SIGINT is ignored, as in a script's background job, one is held until a SIGTERM comes.
     """
-    came = False
+    came, only_int = False, {signal.SIGINT}
 
     def on_term(_number: int, _frame: FrameType | None) -> None:
         nonlocal came
         came = True
-        signal.raise_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # not a second one after a held Ctrl-C
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, only_int)
 
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
+    is_ignored = ours and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ours:
         signal.signal(signal.SIGTERM, on_term)
+        if is_ignored:
+            signal.pthread_sigmask(signal.SIG_BLOCK, only_int)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            note(f"Ctrl-C is ignored, as in a background job: `kill {os.getpid()}` ends the sweep")
     try:
         yield lambda: came
     finally:
         if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if is_ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, only_int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,14 +23,18 @@ INTERRUPTED = (130, -signal.SIGINT)  # Python may end by the signal itself: 130 
 THREE = ("--requests-per-user", "3")
 
 
-def interrupted(args, moment, by=signal.SIGINT, codes=INTERRUPTED) -> str:
-    """Start a sweep, press Ctrl-C when `moment()` is true; what it said on stderr."""
+def interrupted(args, moment, by=signal.SIGINT, codes=INTERRUPTED, before=None) -> str:
+    """Start a sweep, press Ctrl-C when `moment()` is true; what it said on stderr.
+
+    before  called in the new process, ahead of the command
+    """
     sweep = subprocess.Popen(
         command(*args),
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=before,
     )
     limit_s = time.monotonic() + 60
     while not moment():
@@ -41,6 +46,10 @@ def interrupted(args, moment, by=signal.SIGINT, codes=INTERRUPTED) -> str:
     assert sweep.returncode in codes
     assert "Traceback" not in said
     return said
+
+
+def ignore_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def lines(path: Path) -> list[dict]:
@@ -103,6 +112,25 @@ def test_a_termination_ends_a_sweep_as_ctrl_c_does_with_a_code_of_its_own(tmp_pa
             run,
         )
         said = interrupted(args, lambda: len(lines(levels)) == 1, signal.SIGTERM, (143,))
+    assert "1 finished level(s) kept" in said
+
+
+@pytest.mark.parametrize("pressed", [False, True])
+def test_a_background_job_of_a_script_obeys_a_termination_and_no_ctrl_c(tmp_path, pressed):
+    """Such a shell starts its jobs with SIGINT ignored; the script's own Ctrl-C is not theirs."""
+    run = tmp_path / "run"
+    levels, sent = run / "levels.jsonl", []
+
+    def moment():
+        if pressed and not sent and manifest_is_whole(run):
+            sent.append(os.kill(int((run / ".lock").read_text()), signal.SIGINT))
+        return len(lines(levels)) == 1
+
+    with runtime_server(step_s=0.02, signed=False) as url:
+        said = interrupted(
+            sweep_of(url, "1,2", run), moment, signal.SIGTERM, (143,), before=ignore_ctrl_c
+        )
+    assert "Ctrl-C is ignored, as in a background job: `kill " in said
     assert "1 finished level(s) kept" in said
 
 
