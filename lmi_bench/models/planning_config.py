@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, Self
 
 from lmi_bench.core.durable import parsed_json
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.json_value import JsonValue
 from lmi_bench.models.folder import read_object
 from lmi_bench.models.hf_config import MOST_LAYERS, read_table, shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
@@ -37,7 +38,7 @@ _CACHE_BYTES: Final = 2  # of a value of a window or convolution
 _FULL_BYTES: Final = 4  # of a recurrent state's value, unless the config says a 16-bit type
 
 
-_LAYER = re.compile(r"\.(\d+)\.")
+_LAYER = re.compile(r"\.(\d{1,9})\.")
 _HEAD_DIM, _KV_HEADS, _VOCAB = 128, 8, 128_000  # usual ones, where no tensor tells
 _PARTS = {
     "embedding": re.compile(r"(embed_tokens|wte|(tok|word)_embeddings|embedding)\.weight$"),
@@ -407,6 +408,27 @@ class _Config:
 
 
 @dataclass(frozen=True, slots=True)
+class _Tensor(JsonValue):
+    """An entry of a safetensors file's header."""
+
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals(JsonValue):
+    total_size: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Index(JsonValue):
+    """A model.safetensors.index.json: the file of each tensor, and their bytes."""
+
+    weight_map: Mapping[str, str] | None = None
+    metadata: _Totals | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSizes:
     """num_bytes: of all tensors; layers; shapes: of the first tensor of each part."""
 
@@ -418,21 +440,21 @@ class TensorSizes:
     def of(cls, folder: Path) -> Self:
         """By the headers of the folder's safetensors files, else by their index; 0 without."""
         files = sorted(folder.glob("*.safetensors"))
-        headers: dict[str, Any] = {}
+        headers: dict[str, _Tensor] = {}
         for path in files:
             headers |= _header(path)
-        num_bytes = sum(end - start for start, end in (e["data_offsets"] for e in headers.values()))
-        names, index = list(headers), folder / "model.safetensors.index.json"
-        if not files and index.is_file():
-            content = read_object(index)
-            names = list(content.get("weight_map") or ())
-            num_bytes = int((content.get("metadata") or {}).get("total_size") or 0)
+        num_bytes = sum(end - start for start, end in (e.data_offsets for e in headers.values()))
+        names, path = list(headers), folder / "model.safetensors.index.json"
+        if not files and path.is_file():
+            index = _Index.from_json(read_object(path), str(path))
+            names = list(index.weight_map or ())
+            num_bytes = max(0, int((index.metadata or _Totals()).total_size or 0))
         numbers = [int(found[1]) for name in names if (found := _LAYER.search(name))]
         shapes = {
-            part: tuple(entry["shape"])
+            part: entry.shape
             for part, pattern in _PARTS.items()
             for name, entry in reversed(headers.items())
-            if pattern.search(name)
+            if pattern.search(name) and len(entry.shape) == 2 and all(entry.shape)
         }
         return cls(num_bytes, max(numbers, default=-1) + 1, shapes)
 
@@ -454,12 +476,18 @@ class TensorSizes:
         }
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """Names, shapes and offsets of a safetensors file's tensors."""
+def _header(path: Path) -> dict[str, _Tensor]:
+    """Shapes and offsets of a safetensors file's tensors; InputError names a damaged one."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = parsed_json(file.read(min(length, _LONGEST_HEADER)).decode())
-        return {name: entry for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, struct.error, AttributeError) as exc:
+        header.pop("__metadata__", None)
+    except (OSError, ValueError, TypeError, struct.error, AttributeError) as exc:
         raise InputError(f"{path} is no safetensors file: {exc}") from exc
+    found = {name: _Tensor.from_json(e, f"{path}: tensor {name!r}") for name, e in header.items()}
+    for name, tensor in found.items():
+        start, end = tensor.data_offsets
+        if min(start, end - start, *tensor.shape) < 0:
+            raise InputError(f"{path}: tensor {name!r} has a size below 0")
+    return found

@@ -248,6 +248,47 @@ def test_without_keys_or_shapes_the_index_gives_layers_and_bytes(tmp_path):
     assert 3500 < shape.hidden_size < 4700
 
 
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"dtype": "BF16", "shape": [64, 8]}, "it has no `data_offsets`"),
+        (5, "an object is expected, not 5"),
+        ({"shape": [64, 8], "data_offsets": ["a", 1600]}, "data_offsets must be a list"),
+        ({"shape": [64, 8], "data_offsets": [0]}, "data_offsets must be a list"),
+        ({"shape": [64, 8], "data_offsets": [0, 10**400]}, "data_offsets must be a list"),
+        ({"shape": 64, "data_offsets": [0, 16]}, "shape must be a list"),
+        ({"shape": [-64, 8], "data_offsets": [0, 16]}, "a size below 0"),
+        ({"shape": [64, 8], "data_offsets": [16, 0]}, "a size below 0"),
+    ],
+)
+def test_a_damaged_header_names_the_file_and_the_tensor(tmp_path, entry, says):
+    (tmp_path / "config.json").write_text('{"model_type": "something_new"}', encoding="utf-8")
+    text = json.dumps({"__metadata__": {}, "model.layers.0.k_proj.weight": entry}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(InputError) as caught:
+        find_model(str(tmp_path))
+    assert f"{file}: tensor 'model.layers.0.k_proj.weight'" in str(caught.value)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ('{"metadata": {"total_size": "x"}, "weight_map": {}}', "total_size must be a number"),
+        ('{"metadata": {"total_size": 1e400}, "weight_map": {}}', "total_size must be a number"),
+        ('{"metadata": [1], "weight_map": {}}', "metadata must be an object"),
+        ('{"weight_map": [1, 2]}', "weight_map must be an object"),
+        ('{"weight_map": {"a.%s.b": "x"}}' % ("9" * 5000), "has no num_hidden_layers"),
+    ],
+)
+def test_a_damaged_index_is_named(tmp_path, index, says):
+    (tmp_path / "config.json").write_text('{"model_type": "something_new"}', encoding="utf-8")
+    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    with pytest.raises(InputError, match=says):
+        find_model(str(tmp_path))
+
+
 def test_nothing_known_is_one_line_with_the_missing_keys(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 64}', encoding="utf-8")
     with pytest.raises(InputError, match="has no num_hidden_layers, vocab_size") as caught:
