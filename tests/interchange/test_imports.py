@@ -422,3 +422,18 @@ def test_inference_perfs_users_are_users(tmp_path):
     path.write_text(json.dumps(content))
     (level,) = read_results(path).levels
     assert (level.level.load.concurrency, level.level.load.rate_per_s) == (16, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("aiperf.json", "input_config"), ("awscurl.json", "p90TimeToFirstByte")]
+)
+def test_values_that_are_nested_too_deep_are_one_line(tmp_path, name, key):
+    """Options that are looked for however deep, and a value that is kept as it is."""
+    path, circle, deep = tmp_path / "result.json", tmp_path / "result.yaml", []
+    for _ in range(600):
+        deep = [deep]
+    path.write_text(json.dumps(json.loads((DATA / name).read_text()) | {key: deep}))
+    circle.write_text(f"{key}: &again [*again]\n")
+    for each in (path, circle):
+        with pytest.raises(InputError, match=f"{each}: its values are nested more than 64 deep"):
+            read_results(each, Load(4))

@@ -28,6 +28,7 @@ from lmi_bench.interchange.imports.summary import Object, has, tables
 
 _ARCHIVED = "profile_export_aiperf.json"
 _MOST_ARCHIVED_BYTES = 64 * MIB
+_MOST_NESTED = 64  # what is kept of a file goes into a run, whose lines have their own limit
 
 
 TOOLS = (
@@ -132,7 +133,7 @@ def _objects(path: Path) -> list[Object]:
     """The file's objects: a JSON object, one on each line, a YAML document, or an archive's."""
     try:
         if tarfile.is_tarfile(path):
-            return _archived(path, tarfile.open(path))
+            return _flat_enough(_archived(path, tarfile.open(path)), path)
     except (*UNREADABLE, tarfile.TarError) as exc:
         raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
     text = read_text(path)
@@ -140,7 +141,18 @@ def _objects(path: Path) -> list[Object]:
     found = [parsed_yaml(text, path)] if is_yaml else json_values(text, path)
     if not found or not all(isinstance(each, Mapping) for each in found):
         raise InputError(f"{path} holds no JSON object")
-    return found
+    return _flat_enough(found, path)
+
+
+def _flat_enough(objects: list[Object], path: Path) -> list[Object]:
+    """The objects; raises InputError if their values are nested too deep, as in a YAML circle."""
+    layer: dict[int, Any] = dict(enumerate(objects))
+    for _ in range(_MOST_NESTED):
+        inner = (v.values() if isinstance(v, Mapping) else v for v in layer.values())
+        layer = {id(v): v for each in inner for v in each if isinstance(v, Mapping | list)}
+        if not layer:
+            return objects
+    raise InputError(f"{path}: its values are nested more than {_MOST_NESTED} deep")
 
 
 def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence[str]) -> int:
