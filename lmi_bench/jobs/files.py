@@ -51,12 +51,18 @@ class SavedRecommendation:
 
 def read_recommendation(path: Path) -> Mapping[str, Any]:
     """The file's content, even if it recommends nothing; raises InputError for another file."""
+    from lmi_bench.analysis.fleet.answer import Recommendation  # loads the planner
+
     try:
         content = orjson.loads(read_text(path))  # without NaN and boundless integers
     except ValueError as exc:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(content, Mapping) or any(key not in content for key in _NEEDED):
         raise InputError(f"{path} is not a recommendation: write one with recommend --json FILE")
+    try:
+        Recommendation.from_json(content)
+    except InputError as exc:
+        raise InputError(f"{path}: {exc}") from exc
     return content
 
 
@@ -67,10 +73,7 @@ def load_recommendation(path: Path) -> SavedRecommendation:
     content = read_recommendation(path)
     if content["recommended"] is None:
         raise InputError(f"{path} recommends nothing: no candidate keeps its limits")
-    try:
-        answer = Recommendation.from_json(content)
-    except InputError as exc:
-        raise InputError(f"{path}: {exc}") from exc
+    answer = Recommendation.from_json(content)
     assert answer.recommended is not None
     if answer.recommended.instances < 1:
         raise InputError(f"{path}: the recommended fleet has no machine")

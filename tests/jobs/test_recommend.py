@@ -8,6 +8,7 @@ import pytest
 
 import lmi_bench
 from lmi_bench.core.errors import InputError
+from lmi_bench.jobs.files import read_recommendation
 from lmi_bench.jobs.recommend import plan_portfolio, recommend
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 from tests.jobs.hearing import Hearing
@@ -67,3 +68,10 @@ def test_a_portfolio_leaves_out_machines_that_no_image_runs_on(tmp_path):
     assert any(f"{grace} is left out" in text for text in hearing.notes)
     with pytest.raises(InputError, match="arm64"):
         plan_portfolio(replace(asked, instance=(grace,)))
+
+
+def test_a_recommendation_that_is_refused_is_named_by_its_file(tmp_path):
+    file = tmp_path / "rec.json"
+    file.write_text('{"recommended": null, "model": "m", "input_tokens": 1, "output_tokens": 1}')
+    with pytest.raises(InputError, match=f"{file}: a recommendation without 'schema_version'"):
+        read_recommendation(file)
