@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lmi_bench.core.durable import parsed_json, read_text, write_text
 from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.models.hf_config import shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
@@ -34,6 +35,19 @@ def trained_folder(name: str) -> Path | None:
 def held_out_text(name: str) -> Path | None:
     """Text of the kind that a trained model in the box has learnt, without it; else None."""
     return Path(__file__).with_name("trained") / "held_out.txt" if name in TRAINED_NAMES else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals(JsonValue):
+    total_size: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorIndex(JsonValue):
+    """An index beside the files of a large model: the file of each tensor, and their bytes."""
+
+    weight_map: Mapping[str, str]
+    metadata: _Totals | None = None
 
 
 def is_model_folder(path: Path) -> bool:

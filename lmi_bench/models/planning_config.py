@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Self
 from lmi_bench.core.durable import parsed_json
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import JsonValue
-from lmi_bench.models.folder import read_object
+from lmi_bench.models.folder import TensorIndex, read_object
 from lmi_bench.models.hf_config import MOST_LAYERS, read_table, shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
 
@@ -36,8 +36,6 @@ _ALONE: Final[Mapping[str, Mlp]] = {"-": "dense", "mlp": "dense", "E": "experts"
 _POSITIONS: Final = 131_072  # where the config states no length
 _CACHE_BYTES: Final = 2  # of a value of a window or convolution
 _FULL_BYTES: Final = 4  # of a recurrent state's value, unless the config says a 16-bit type
-
-
 _LAYER = re.compile(r"\.(\d{1,9})\.")
 _HEAD_DIM, _KV_HEADS, _VOCAB = 128, 8, 128_000  # usual ones, where no tensor tells
 _PARTS = {
@@ -416,19 +414,6 @@ class _Tensor(JsonValue):
 
 
 @dataclass(frozen=True, slots=True)
-class _Totals(JsonValue):
-    total_size: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Index(JsonValue):
-    """A model.safetensors.index.json: the file of each tensor, and their bytes."""
-
-    weight_map: Mapping[str, str] | None = None
-    metadata: _Totals | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TensorSizes:
     """num_bytes: of all tensors; layers; shapes: of the first tensor of each part."""
 
@@ -446,9 +431,9 @@ class TensorSizes:
         num_bytes = sum(end - start for start, end in (e.data_offsets for e in headers.values()))
         names, path = list(headers), folder / "model.safetensors.index.json"
         if not files and path.is_file():
-            index = _Index.from_json(read_object(path), str(path))
-            names = list(index.weight_map or ())
-            num_bytes = max(0, int((index.metadata or _Totals()).total_size or 0))
+            index = TensorIndex.from_json(read_object(path), str(path))
+            names = list(index.weight_map)
+            num_bytes = int((index.metadata and index.metadata.total_size) or 0)
         numbers = [int(found[1]) for name in names if (found := _LAYER.search(name))]
         shapes = {
             part: entry.shape
@@ -485,8 +470,9 @@ def _header(path: Path) -> dict[str, _Tensor]:
         header.pop("__metadata__", None)
     except (OSError, ValueError, TypeError, struct.error, AttributeError) as exc:
         raise InputError(f"{path} is no safetensors file: {exc}") from exc
-    found = {name: _Tensor.from_json(e, f"{path}: tensor {name!r}") for name, e in header.items()}
-    for name, tensor in found.items():
+    found: dict[str, _Tensor] = {}
+    for name, entry in header.items():
+        tensor = found[name] = _Tensor.from_json(entry, f"{path}: tensor {name!r}")
         start, end = tensor.data_offsets
         if min(start, end - start, *tensor.shape) < 0:
             raise InputError(f"{path}: tensor {name!r} has a size below 0")

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.folder import check_loadable, read_config, read_object
+from lmi_bench.models.folder import TensorIndex, check_loadable, read_config, read_object
 from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.spec import DecoderSpec
@@ -256,11 +256,7 @@ def indexed_files(folder: Path, name: str) -> dict[str, str]:
     index = folder / name
     if not index.is_file():
         return {}
-    try:
-        weight_map = read_object(index)["weight_map"]
-        files = {str(tensor): str(file) for tensor, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc
+    files = dict(TensorIndex.from_json(read_object(index), str(index)).weight_map)
     for file in sorted(set(files.values())):
         if Path(file).name != file:
             raise InputError(f"{index} names {file!r}, which is not in this folder")
