@@ -1,7 +1,10 @@
 """The command `lmi-bench`: its commands, and how an error becomes one line and an exit code."""
 
 import errno
+import os
 import sys
+from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -11,6 +14,7 @@ from lmi_bench.cli import bundled, plan, results, setup, sweep
 from lmi_bench.cli.command import Command
 from lmi_bench.cli.deploy import deploy
 from lmi_bench.core import errors
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.slo import join_goodput
 
@@ -82,17 +86,29 @@ def main() -> None:
 
 
 def _fail_unexpectedly(exc: BaseException) -> NoReturn:
-    """End with one line; the traceback goes to a file."""
-    import tempfile
+    """End with one line; the traceback goes to a file, with LMI_BENCH_DEBUG=1 to stderr."""
     import traceback
 
     if errors.is_ctrl_c(exc):
         typer.echo("interrupted", err=True)
         sys.exit(errors.EXIT_INTERRUPTED)
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="lmi-bench-", suffix=".txt", delete=False, encoding="utf-8"
-    ) as file:
-        file.write(redact_text("".join(traceback.format_exception(exc))))
-    what = redact_text(f"{type(exc).__name__}: {exc}").partition("\n")[0]
-    typer.echo(f"error: {what}: a fault of lmi-bench; its trace is in {file.name}", err=True)
+    trace = redact_text("".join(traceback.format_exception(exc)))
+    text = str(exc) or "not enough memory" * isinstance(exc, MemoryError)
+    what = redact_text(f"{type(exc).__name__}: {text}").partition("\n")[0]
+    what = f"{what}: a fault of lmi-bench, please report it; its trace is {_keep(trace)}"
+    typer.echo(f"error: internal error: {what}", err=True)
     sys.exit(errors.EXIT_FAILED)
+
+
+def _keep(trace: str) -> str:
+    """Write it beside the run, or print it if that is wanted; says where it is."""
+    if os.environ.get("LMI_BENCH_DEBUG"):
+        typer.echo(trace, err=True)
+        return "above"
+    outs = (Path(value).parent for name, value in pairwise(sys.argv) if name in ("--out", "-o"))
+    file = next(outs, Path()) / f"lmi-bench-error-{os.getpid()}.txt"
+    try:
+        write_text(file, trace)
+    except errors.InputError:
+        return f"shown with LMI_BENCH_DEBUG=1: {file} could not be written"
+    return f"in {file}"
