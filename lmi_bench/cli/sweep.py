@@ -36,14 +36,13 @@ def sweep(settings: SweepSettings) -> None:
             if not is_terminated():
                 raise
             raise typer.Exit(errors.EXIT_TERMINATED) from None
+    codes = {"missed": errors.EXIT_SLO_MISSED, "not measured": errors.EXIT_BAD_INPUT}
     if outcome.interrupted:
-        raise typer.Exit(errors.EXIT_TERMINATED if is_terminated() else errors.EXIT_INTERRUPTED)
-    if outcome.failed:
-        raise typer.Exit(errors.EXIT_FAILED)
-    if outcome.slo_outcome == "missed":
-        raise typer.Exit(errors.EXIT_SLO_MISSED)
-    if outcome.slo_outcome == "not measured":
-        raise typer.Exit(errors.EXIT_BAD_INPUT)
+        code = errors.EXIT_TERMINATED if is_terminated() else errors.EXIT_INTERRUPTED
+    else:
+        code = errors.EXIT_FAILED if outcome.failed else codes.get(outcome.slo_outcome or "", 0)
+    if code:
+        raise typer.Exit(code)
 
 
 @spread_options
@@ -97,22 +96,20 @@ def _termination_as_interrupt() -> Iterator[Callable[[], bool]]:
         os.kill(os.getpid(), signal.SIGINT)  # not a second one after a held Ctrl-C
         signal.pthread_sigmask(signal.SIG_UNBLOCK, only_int)
 
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    is_ignored = ours and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if ours:
-        signal.signal(signal.SIGTERM, on_term)
-        if is_ignored:
-            signal.pthread_sigmask(signal.SIG_BLOCK, only_int)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            note(f"Ctrl-C is ignored, as in a background job: `kill {os.getpid()}` ends the sweep")
+    is_first = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if threading.current_thread() is not threading.main_thread() or not is_first:
+        yield lambda: False
+        return
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGTERM, on_term)
+    if is_ignored:
+        signal.pthread_sigmask(signal.SIG_BLOCK, only_int)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        note(f"Ctrl-C is ignored, as in a background job: `kill {os.getpid()}` ends the sweep")
     try:
         yield lambda: came
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if is_ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, only_int)

@@ -197,14 +197,10 @@ def _times_ms(row: Object) -> dict[str, float]:
 
 
 _PREPARED: Mapping[str, Callable[[Object], Rows]] = {
-    "sglang": _of_sglang,
-    "aiperf": _of_aiperf,
-    "inferencex": _of_inferencex,
-    "guidellm": _of_guidellm,
-    "genai-bench": _of_genai_bench,
-    "llm-d": _of_llm_d,
+    "sglang": _of_sglang, "aiperf": _of_aiperf, "inferencex": _of_inferencex,
+    "guidellm": _of_guidellm, "genai-bench": _of_genai_bench, "llm-d": _of_llm_d,
     "evalscope": _of_evalscope,
-}
+}  # fmt: skip
 
 
 def summary_of(tool: str) -> Summary:
