@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 LIMIT_S = 300
 ONCE = Path(__file__).with_name("once.yaml")
@@ -84,15 +85,24 @@ def lmi_bench(
 
 
 class Server:
-    """A running `lmi-bench serve`, with the address it printed."""
+    """A running `lmi-bench serve`, with the address it printed.
 
-    def __init__(self, *args: str) -> None:
+    before  called in the new process, ahead of the command; stderr: None is a pipe
+    """
+
+    def __init__(
+        self,
+        *args: str,
+        before: Callable[[], None] | None = None,
+        stderr: IO[str] | None = None,
+    ) -> None:
         self.process = subprocess.Popen(
             command("serve", "--port", "0", *args),
             env=environment(),
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.PIPE if stderr is None else stderr,
             text=True,
+            preexec_fn=before,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -7,11 +7,12 @@ import hmac
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,6 +48,8 @@ BACKLOG = 4096  # a load test connects all at once; the kernel caps it at somaxc
 _LARGE_BYTES = 4 * MIB  # such pieces (a body, its text) go back to the system when freed
 _REST_S = 0.005  # in which requests that came meanwhile are answered
 _LAST_PORT = 65_535
+_REPORT_EVERY_S = 60.0  # of faults of one kind
+_ANY_TYPE = ("/invocations", "/predictions/", "/endpoints/", "/ping")  # as SageMaker sends it
 _OPEN_PATHS = ("/ping", "/health")  # which a load balancer asks without a key
 _SILENT: web.AppKey[dict[Any, asyncio.TimerHandle]] = web.AppKey("silent")
 """What closes each connection that has sent no request yet."""
@@ -131,6 +134,9 @@ def entrance(api_key: str | None, fair_by: str | None, overhead_s: float) -> Mid
                 raise RefusedError(
                     401, "the API key is missing or wrong: Authorization: Bearer KEY"
                 )
+        is_json = request.content_type.endswith("json") or request.path.startswith(_ANY_TYPE)
+        if "Origin" in request.headers and request.method == "POST" and not is_json:
+            raise RefusedError(415, "a web page must send Content-Type: application/json")
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 body = await request.read()  # which keeps it for the route
@@ -239,7 +245,11 @@ async def serve(
     Raises EngineError if the engine failed.
     """
     return_large_allocations(_LARGE_BYTES)
+    with suppress(OSError, ValueError):  # a system may grant less than its limit says
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(partial(_report_sparingly, {}))
     stop = asyncio.Event()
     watching = asyncio.ensure_future(engine.failed())
     watching.add_done_callback(lambda _: stop.set())
@@ -255,6 +265,24 @@ async def serve(
             watching.cancel()
     if engine.error is not None:
         raise engine.error
+
+
+def _report_sparingly(
+    due_s: dict[str, float], loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+) -> None:
+    """Report a kind of fault once a minute: out of files, each second fails BACKLOG times."""
+    exc = context.get("exception")
+    kind = f"{type(exc).__name__} {context['message'].partition(' at 0x')[0]}"
+    is_late = str(exc).startswith("Invalid file descriptor")  # asyncio's, of a closed listener
+    if is_late or loop.time() < due_s.get(kind, 0.0):
+        return
+    due_s[kind] = loop.time() + _REPORT_EVERY_S
+    if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        what = f"new connections wait until others end (ulimit -n: {limit:,})"
+        LOGGER.error("%s: %s", exc.strerror, what)
+    else:
+        loop.default_exception_handler(context)
 
 
 def exposure_warning(host: str) -> str | None:

@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
+import time
+import urllib.request
 
 import aiohttp
 import pytest
@@ -17,6 +20,7 @@ from lmi_bench.engine.server.app import build_app, check_address, exposure_warni
 from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.jobs.serve import serve as serve_model
 from lmi_bench.jobs.settings.bundled import ServeSettings
+from tests.end_to_end.commands import Server
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -73,6 +77,33 @@ def test_an_answer_that_never_ends_is_waited_for_no_longer_than_stated():
         return in_time
 
     assert asyncio.run(main())
+
+
+def test_a_server_without_files_for_more_connections_says_so_once(tmp_path):
+    """The limit is the hard one, whatever the shell's is; each second accepting fails thousands of
+    times, and when connections have ended others are answered."""
+    simulated = ("--executor", "simulated", "--model", "qwen3-8b", "--instance", "ml.g5.2xlarge")
+    said = tmp_path / "stderr"
+    with said.open("w") as stderr:
+        server = Server(
+            *(*simulated, "--max-model-len", "2048"),
+            before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (48, 64)),
+            stderr=stderr,
+        )
+    assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE) == (64, 64)
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    several = [socket.create_connection((host, int(port))) for _ in range(80)]
+    while "Too many open files" not in said.read_text():
+        assert server.process.poll() is None
+        time.sleep(0.05)
+    for each in several:
+        each.close()
+    with urllib.request.urlopen(f"{server.url}/ping", timeout=120) as answer:
+        assert answer.status == 200
+    assert server.stop()[0] == 0
+    assert said.read_text().count("Too many open files") == 1
+    assert "wait until others end (ulimit -n: 64)" in said.read_text()
+    assert "Traceback" not in said.read_text()
 
 
 def test_a_port_in_use_is_one_clear_line():

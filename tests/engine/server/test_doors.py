@@ -51,6 +51,35 @@ def test_a_request_needs_the_key_where_there_is_one(serve_toy, route, header, is
         json.loads(text)
 
 
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("headers", "is_let_in"),
+    [
+        ({"Content-Type": "text/plain"}, True),
+        ({"Content-Type": "text/plain", "Origin": "https://evil.example"}, False),
+        ({"Content-Type": "text/plain; a=json", "Origin": "null"}, False),
+        ({"Origin": "https://evil.example"}, False),
+        ({"Content-Type": "application/json; charset=utf-8", "Origin": "https://a.example"}, True),
+    ],
+)
+def test_a_web_page_must_ask_before_it_sends(serve_toy, route, headers, is_let_in):
+    """A browser sends a page's JSON elsewhere after a preflight alone, which nothing here grants;
+    plain text or a body without a type would need none."""
+    skips = {"skip_auto_headers": ["Content-Type"]}
+
+    async def main():
+        async with (
+            serve_toy() as server,
+            server.client.post(route, data=json.dumps(BODY), headers=headers, **skips) as response,
+        ):
+            return response.status, await response.text()
+
+    status, text = asyncio.run(main())
+    passes_on = route.startswith(("/invocations", "/endpoints/"))
+    assert status == (200 if is_let_in or passes_on else 415)
+    assert ("a web page must send Content-Type" in text) == (status == 415)
+
+
 def test_a_load_balancer_needs_no_key(serve_toy):
     async def main():
         async with serve_toy(app_options={"api_key": "k"}) as server:
