@@ -6,8 +6,9 @@ drawn from SIGKILL, SIGTERM and SIGINT ends it at a moment drawn from that durat
     - every file at its own path is whole: JSON that parses, HTML to its last tag, lines of JSON up
       to a torn last one; a file that was there before is the old one or a whole new one;
     - every run folder can be read;
-    - a sweep, a search and a matrix continue with --resume: the finished levels are kept byte for
-      byte, and at the end each level of the undisturbed run is there once, with all its requests;
+    - a sweep, a search and a matrix continue with --resume: the finished levels and their requests
+      are kept byte for byte, and at the end each level of the undisturbed run is there once, with
+      all its requests;
     - SIGTERM and SIGINT leave no traceback and no unfinished file beside the others.
 
     python benchmarks/kills.py --kills 200 --out benchmarks/results/kills.md
@@ -165,6 +166,17 @@ def check_whole(folder: Path, before: dict[Path, bytes]) -> int:
     return unfinished
 
 
+def requests_of(run: Path, levels: Sequence[str]) -> list[str]:
+    """The lines of a run's requests that belong to the levels of these lines."""
+
+    def level_of(line: str) -> tuple[int, int]:
+        found = json.loads(line)
+        return found["level"], found["attempt"]
+
+    of = {level_of(line) for line in levels}
+    return [line for line in lines_of(run / "requests.jsonl") if level_of(line) in of]
+
+
 def levels_of(folder: Path) -> dict[str, Counter[tuple[int, str, int]]]:
     """(level, load, requests) of each run below a folder, by its path."""
     found = {}
@@ -236,12 +248,15 @@ def kill_once(job: Job, whole: Undisturbed, folder: Path, draw: random.Random) -
     counts["unfinished"] += unfinished
     if job.resumes:
         kept = {path: lines_of(path) for path in folder.rglob("levels.jsonl")}
+        sent = {path: requests_of(path.parent, lines) for path, lines in kept.items()}
         counts["kept"] += sum(map(len, kept.values()))
         finish(start((*job.args, "--resume"), folder))
         check_whole(folder, {})
         for path, lines in kept.items():
             if lines_of(path)[: len(lines)] != lines:
                 raise DamageError(f"{path}: a finished level was changed or lost")
+            if requests_of(path.parent, lines) != sent[path]:
+                raise DamageError(f"{path.parent}: a finished level's requests are not the same")
         if levels_of(folder) != whole.levels:
             raise DamageError(f"levels {levels_of(folder)} instead of {whole.levels}")
         counts["resumed"] += 1

@@ -14,6 +14,7 @@ from importlib import resources
 
 import pytest
 
+from lmi_bench.core.server_metrics import CloudWatch
 from tests.fuzz.damage import SEED, call, damage, find
 
 NUMBER = int(os.environ.get("LMI_BENCH_FUZZ", "2000")) // 2
@@ -26,12 +27,20 @@ SWEEP = (
 )
 
 
+FOUND = ("slo.json", "cloudwatch.json")
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A run with its SLOs, a recommendation and a profile, as the commands write them."""
     folder = tmp_path_factory.mktemp("whole")
     model, slo = SWEEP[2:4], SWEEP[-2:]
     call(*SWEEP, "--out", folder / "run")
+    call(*SWEEP[:8], *SWEEP[-2:], "--search", "concurrency", "--out", folder / "searched")
+    shutil.move(folder / "searched" / "slo.json", folder / "run")
+    shutil.rmtree(folder / "searched")
+    figures = CloudWatch.from_json({"level": 0, "attempt": 1, "invocations": 8.0})
+    (folder / "run" / "cloudwatch.json").write_text(json.dumps([figures.to_json()]))
     load = ("--input-tokens", "256", "--output-tokens", "64", "--rate", "2")
     on = ("--instance", "ml.g5.xlarge,ml.g6.xlarge")
     call("recommend", *model, *load, *slo, *on, "--json", folder / "rec.json")
@@ -65,7 +74,7 @@ def one(base, folder, draw):
     length = ("--concurrency", "4", "--input-tokens", "64", "--output-tokens", "8")
     machine = ("--model", "qwen3-8b", "--instance", "ml.g5.2xlarge")
     of_profiles = (("predict", *machine, *length, "--profile", profile),)
-    names = ("knees.json", "levels.jsonl", "manifest.json", "requests.jsonl")
+    names = ("knees.json", "levels.jsonl", "manifest.json", "requests.jsonl", *FOUND)
     file, commands = draw.choice(
         (
             (run / draw.choice(names), of_runs),

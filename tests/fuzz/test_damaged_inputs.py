@@ -139,6 +139,10 @@ def generate(file, out):
     return ("generate", "--model", file.parent, "--prompt", "ab", "--max-new-tokens", "2", *TORCH)
 
 
+def predict(file, out):
+    return ("predict", "--model", file.parent, *MACHINE[2:], "--concurrency", "2", *LEVEL[2:])
+
+
 def imported(file, out):
     load = () if "sweep" in file.name else ("--concurrency", "4")
     return ("import", file, *load, "-o", out)
@@ -165,15 +169,13 @@ DOORS = {
         lambda file, out: ("generate", "--model", file.parent / "model", "--questions", file,
                            *TORCH),
     ],
-    "model/config.json": [
-        generate,
-        lambda file, out: ("predict", "--model", file.parent, *MACHINE[2:], "--concurrency", "2",
-                           *LEVEL[2:]),
-    ],
+    "model/config.json": [generate, predict],
     "model/tokenizer.json": [generate],
     "model/tokenizer_config.json": [generate],
     "model/generation_config.json": [generate],
     "model/model.safetensors": [generate],
+    "sizes/model.safetensors": [predict],
+    "index/model.safetensors.index.json": [predict],
     **{f"imports/{path.name}": [imported] for path in sorted((DATA / "imports").iterdir())},
     **{f"imports_real/{path.name}": [imported]
        for path in sorted((DATA / "imports_real").iterdir()) if path.is_file()},
@@ -194,6 +196,13 @@ def base(tmp_path_factory):
         shutil.copytree(DATA / name, folder / name)
     (folder / "model").mkdir()
     write_model(folder / "model")
+    for name in ("sizes", "index"):  # planned by the tensors alone
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text('{"model_type": "something_new"}')
+    shutil.copy(folder / "model" / "model.safetensors", folder / "sizes")
+    names = {f"model.layers.{number}.x.weight": "a.safetensors" for number in range(8)}
+    index = {"metadata": {"total_size": 2**28}, "weight_map": names}
+    (folder / "index" / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "binary").mkdir()
     shutil.copy(folder / "model" / "config.json", folder / "binary")
     torch.save({"a.weight": torch.zeros(2, 2)}, folder / "binary" / "pytorch_model.bin")
