@@ -14,7 +14,6 @@ from lmi_bench.core.errors import TargetError
 from lmi_bench.core.workload import PlannedRequest
 
 _MOST_TOKENS = 2**31
-_SHOWN = 40  # characters of a wrong value
 NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 
 
@@ -60,9 +59,10 @@ class WireEvent:
         counts = (self.token_count, self.output_tokens, self.input_tokens, self.cached_tokens)
         for count in counts:
             if count is not None and not (type(count) is int and 0 <= count <= _MOST_TOKENS):
-                raise TypeError(f"{str(count)[:_SHOWN]} is no count of tokens")
+                shown = count if type(count) is int else f"of type {type(count).__name__}"
+                raise TypeError(f"a count of tokens is {shown}")
         if self.finish_reason is not None and type(self.finish_reason) is not str:
-            raise TypeError(f"its finish_reason {str(self.finish_reason)[:_SHOWN]} is no word")
+            raise TypeError(f"its finish_reason is of type {type(self.finish_reason).__name__}")
 
     @property
     def num_tokens(self) -> int:

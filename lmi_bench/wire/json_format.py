@@ -128,7 +128,7 @@ class JsonFormat(WireFormat):
             raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
         try:
             return self.event(reply)
-        except (AttributeError, KeyError, TypeError, IndexError, ValueError) as exc:
+        except Exception as exc:  # whatever a server sends is its fault
             raise TargetError(
                 "malformed_frame", f"not {self.payload_name} ({exc}): {clip(payload)}"
             ) from exc

@@ -87,8 +87,9 @@ def _token_event(line: dict[str, Any]) -> WireEvent:
     finish_reason = details.get("finish_reason")
     if token.get("error_msg") or finish_reason in _FAILED_REASONS:
         message = token.get("error_msg") or f"the server ended the request: {finish_reason}"
+        message = find_message({"message": message})
         return WireEvent(
-            error=str(message), error_kind="server_error", finish_reason=finish_reason, end=True
+            error=message, error_kind="server_error", finish_reason=finish_reason, end=True
         )
     token_id = token.get("id")
     era_c = line.get("index") == 0  # the choice; TGI-like containers number tokens from 1 here

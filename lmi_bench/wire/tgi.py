@@ -47,7 +47,8 @@ class TgiFormat(SseFormat):
 
     def error_kind(self, status: int, reply: dict[str, Any]) -> TargetErrorKind:
         """The category of an error; TGI answers 429 when it is full, 424 for a failed model."""
-        return _ERROR_KINDS.get(str(reply.get("error_type")), status_kind(status))
+        name = reply.get("error_type")
+        return _ERROR_KINDS.get(name if isinstance(name, str) else "", status_kind(status))
 
 
 def _token_event(reply: dict[str, Any]) -> WireEvent:

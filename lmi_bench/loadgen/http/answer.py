@@ -100,7 +100,7 @@ class _Response:
         self.parts = []
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError as exc:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             raise TargetError("malformed_frame", f"not an HTTP/1.1 response: {exc}") from exc
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
@@ -263,6 +263,10 @@ def decode_answer(
             exc.exchange = exchange()
         if whole:
             raise
+    except Exception as exc:  # nothing that a server sends may end a sweep
+        if whole:
+            why = f"the answer cannot be read: {type(exc).__name__}"
+            raise TargetError("malformed_frame", why, exchange=exchange()) from exc
     return exchange()
 
 

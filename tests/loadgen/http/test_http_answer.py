@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from itertools import pairwise
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from lmi_bench.core.errors import TargetError
 from lmi_bench.loadgen.http.answer import Received, decode_answer
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
-from lmi_bench.wire.format import find_format
+from lmi_bench.wire.format import FORMAT_NAMES, find_format
+from lmi_bench.wire.sagemaker import SageMakerFormat, StreamFailure
 from tests.faults.misbehaving import DONE, LAST_CHUNK, STREAM_HEAD, chunk, event, good_answer, usage
 
 OPENAI = find_format("openai")
@@ -165,3 +167,67 @@ def test_a_redirect_says_that_it_is_not_followed_and_a_page_is_one_short_line():
         _decode([(1_000, None, head + body, 0)])
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+_DEEP = b"[" * 1000 + b"]" * 1000
+_HOSTILE = (_DEEP, b"[{}]", b"{}", b"-1", b"1e308", b"true", b"123456789012345678901", b'"\\u0000"')
+_CHOICE = {"index": 0, "text": "a", "delta": {"content": "a"}, "finish_reason": "stop"}
+_USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "input_tokens": 1, "output_tokens": 1}
+_TOKEN = {"id": 1, "text": "a", "special": False, "error_msg": None}
+_DETAILS = {"finish_reason": "length", "generated_tokens": 1, "input_length": 1}
+_ERROR = {"message": "m", "type": "t", "code": 500}
+_REPLIES = (
+    {"choices": [_CHOICE], "usage": _USAGE, "metrics": {"queue_time_ms": 1}, "model": "m"},
+    {"choices": [_CHOICE | {"message": {"content": "a", "tool_calls": [{"function": {}}]}}]},
+    {"index": 0, "token": _TOKEN, "details": _DETAILS, "generated_text": "a"},
+    {"generated_text": "a", "details": _DETAILS | {"tokens": [_TOKEN], "prefill": []}},
+    {"type": "message_start", "message": {"usage": _USAGE, "model": "m", "content": []}},
+    {"type": "message", "content": [{"type": "text", "text": "a"}], "usage": _USAGE},
+    {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}},
+    {"type": "response.completed", "response": {"usage": _USAGE, "status": "completed"}},
+    {"type": "response.failed", "response": {"error": _ERROR}},
+    {"object": "response", "output": [{"type": "message", "content": [{"text": "a"}]}]},
+    {"data": [{"embedding": [0.5]}], "usage": _USAGE},
+    {"error": _ERROR, "error_type": "overloaded", "code": 1},
+    {"ErrorCode": "e", "Message": "m", "OriginalStatusCode": 429, "OriginalMessage": "m"},
+    {"__type": "ModelError", "OriginalStatusCode": 0, "Message": "m"},
+)
+
+
+def _with_one_replaced(value):
+    """The value as often as it has parts, each time with a mark in place of another one."""
+    yield "@"
+    items = value.items() if isinstance(value, dict) else ()
+    for key, inner in enumerate(value) if isinstance(value, list) else items:
+        for replaced in _with_one_replaced(inner):
+            copy = value.copy()
+            copy[key] = replaced
+            yield copy
+
+
+@pytest.mark.parametrize("name", [*FORMAT_NAMES, "sagemaker"])
+@pytest.mark.parametrize("status", [200, 424])
+@pytest.mark.parametrize("stream", [True, False])
+def test_nothing_that_a_reply_holds_ends_more_than_its_request(name, status, stream):
+    """Every part of every reply, in turn, is what nobody expects there."""
+    form = SageMakerFormat(find_format("lmi")) if name == "sagemaker" else find_format(name)
+    if name == "sagemaker":  # of whose frames each failure is one
+        form.new_splitter = lambda: _Failures()
+    for reply in _REPLIES:
+        for damaged in _with_one_replaced(reply):
+            for hostile in _HOSTILE:
+                body = b"data: " * stream + json.dumps(damaged).encode().replace(b'"@"', hostile)
+                head = b"HTTP/1.1 %d .\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+                received = Received([(1, None, head + body, 0)], status, 0, sent_ns=0)
+                with contextlib.suppress(TargetError):
+                    decode_answer(
+                        form, received, kernel_time=None, signals=ReceiveSignals(), stream=stream
+                    )
+
+
+class _Failures:
+    def feed(self, data):
+        return [StreamFailure("code", data.removeprefix(b"data: "))]
+
+    def close(self):
+        return []
