@@ -13,6 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmi_bench.core.workload import ClosedLoop, PlannedRequest
 from lmi_bench.loadgen.prompts.dialogues import Following, Talk
@@ -177,18 +178,29 @@ class SessionLoop:
         return self._in_order()
 
     async def _converse(self, talk: Talk, due_s: float, *, held_s: float = 0.0) -> float:
-        """One conversation, to its end or first failure; returns when its user is free again."""
+        """One conversation, to its end or first failure; returns when its user is free again.
+
+        After a failure nothing more is sent, and only what is in flight is waited for.
+        """
         loop = asyncio.get_running_loop()
         free_s, failed = due_s, False
+        waiting: set[asyncio.Task[Any]] = set()  # for their due times
 
         async def one(each: Following, due_s: float, held_s: float = 0.0) -> None:
             nonlocal free_s, failed
             if due_s >= self._end_s:
                 free_s = max(free_s, due_s)
                 return
-            if await stopped_before(self._stop, due_s - loop.time()) or failed:
+            task = asyncio.current_task()
+            assert task is not None
+            waiting.add(task)
+            stopped = await stopped_before(self._stop, due_s - loop.time())
+            waiting.remove(task)
+            if stopped or failed:
                 return
-            measured = await self.sender.measure(each.request, due_s, self._stop.is_set)
+            measured = await self.sender.measure(
+                each.request, due_s, lambda: failed or self._stop.is_set()
+            )
             if measured is None:
                 return
             measured.held_s += held_s
@@ -197,15 +209,17 @@ class SessionLoop:
                 self._stop.set()
             record = measured.record()
             free_s = max(free_s, measured.ended_s)
-            failed = failed or not record.ok
-            if not failed:
+            if failed := failed or not record.ok:
+                for sibling in waiting:
+                    sibling.cancel()
+            else:
                 for following in talk.after(each.request, record.exchange):
                     group.create_task(one(following, measured.ended_s + following.pause_s))
 
         async with asyncio.TaskGroup() as group:
             for each in talk.begin():
                 group.create_task(one(each, due_s + each.pause_s, held_s))
-        return free_s
+        return loop.time() if failed else free_s  # a sibling may have waited for its turn since
 
     def _in_order(self) -> list[Measured]:
         return sorted(self._ended, key=lambda measured: measured.request.request_id)

@@ -325,6 +325,27 @@ def test_a_failed_request_ends_its_session(tmp_path):
     assert summarise_level(run).sessions.finished == 0
 
 
+def test_a_failed_request_frees_its_lane_whatever_its_siblings_wait_for(tmp_path):
+    """Of two sub-agents one fails at 2.0 s, while the other one is in a tool wait of 5 s; the
+    lane's next session begins then, on the clock."""
+    fan = [agent(1.0, [call(0.0, [2], took=1.0)]), agent(1.0, [call(0.0, [3], took=1.0)])]
+    fan[1]["requests"].append(call(6.0, [3, 4], took=1.0))
+
+    class FirstFails(Answering):
+        async def send(self, request):
+            if (request.session, request.turn) == (0, 1):
+                await asyncio.sleep(1.5)
+                raise TargetError("server_error", "no more")
+            return await super().send(request)
+
+    source = sessions_of(agent_trace=str(written(tmp_path, [call(0.0, [1], took=1.0), *fan])))
+    _, run = swept(source, FirstFails(), num_sessions=2)
+    (begun,) = [each for each in run.records if (each.session, each.turn) == (1, 0)]
+    assert (begun.due_s, begun.sent_s) == pytest.approx((2.0, 2.0))
+    assert run.check.dispatch_delay_max_s == pytest.approx(0.0)
+    assert run.check.valid, run.check.reason
+
+
 def test_lanes_play_sessions_one_after_another(tmp_path):
     """Two lanes, four plays: the plays of a lane do not overlap; all are finished."""
     source = sessions_of(agent_trace=str(written(tmp_path, MAIN)))
