@@ -150,6 +150,19 @@ class Connection:
             self.fd = -1
             self._waiter = None
 
+    def still_open(self) -> bool:
+        """Whether it can carry another request, by a look at what came since the last harvest."""
+        try:
+            if self.fd >= 0 and self._sock.recv(1, socket.MSG_PEEK) and self._tls is not None:
+                self.on_readable(0)  # TLS sends tickets unasked, too, and says that it ends
+            else:  # its end, or bytes that nobody asked for
+                self.close()
+        except BlockingIOError:
+            pass  # nothing came
+        except OSError:
+            self.close()
+        return self.reusable
+
     # Called by the C parser of the response.
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a chunked body: it is read the short way."""

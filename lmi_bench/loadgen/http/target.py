@@ -134,8 +134,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         _allow_descriptors(connections)
         if self.connections == "per-request":
             return
-        await asyncio.sleep(0)  # reads the sockets: the server may have closed some meanwhile
-        self._idle = [connection for connection in self._idle if connection.reusable]
+        self._idle = [connection for connection in self._idle if connection.still_open()]
         missing = connections - len(self._idle)
         if missing > 0:
             with contextlib.suppress(TargetError):
@@ -280,7 +279,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         """An idle connection that is still open; or a new one, and the seconds to open it."""
         while self._idle:
             connection = self._idle.pop(self._next_idle())
-            if connection.reusable:
+            if connection.still_open():
                 return connection, None
             self._open.discard(connection)
         _refuse_virtual_time()

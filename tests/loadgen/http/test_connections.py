@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 
 import pytest
 
 from lmi_bench.loadgen.http.endpoint import find_addresses
+from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.run.target import Resolved
@@ -87,11 +89,11 @@ def test_the_address_is_looked_up_once_for_all_connections(monkeypatch):
     assert looked_up == ["localhost"]
 
 
-def _hanging_up(listener, opened, hang_up, hung_up):
+def _hanging_up(listener, opened, hang_up, hung_up, *, tls=None):
     """Answers each connection once; the first two are closed when they are told to be."""
 
-    def serve(sock, number):
-        with sock:
+    def serve(plain, number):
+        with tls.wrap_socket(plain, server_side=True) if tls else plain as sock:
             data = b""
             while b"\r\n\r\n" not in data or not data.endswith(b"}"):
                 if not (part := sock.recv(65536)):
@@ -99,6 +101,10 @@ def _hanging_up(listener, opened, hang_up, hung_up):
                 data += part
             sock.sendall(good_answer())
             (hang_up if number < 2 else ended).wait(120)
+            if tls:  # says that it ends, and does not wait for the answer to that
+                sock.setblocking(False)
+                with contextlib.suppress(OSError):
+                    sock.unwrap()
         hung_up.release()
 
     ended = threading.Event()
@@ -114,28 +120,54 @@ def _hanging_up(listener, opened, hang_up, hung_up):
         thread.join()
 
 
-def test_connections_that_the_server_gave_up_between_levels_are_replaced_before_the_next():
-    """As uvicorn does after five idle seconds, while this process is busy with its summary."""
+def _after_a_hang_up(ask, *, tls=None, **options):
+    """What `ask` gives for a target whose two connections were closed while the loop did not look,
+    and the number of connections that were opened."""
     opened, hang_up, hung_up = [], threading.Event(), threading.Semaphore(0)
 
     async def main(url):
-        async with HttpTarget(url, find_format("openai"), model="m") as target:
+        async with HttpTarget(url, find_format("openai"), model="m", **options) as target:
             await target.open_level(2)
             await asyncio.gather(*(target.send(REQUEST) for _ in range(2)))
             hang_up.set()
             for _ in range(2):
                 hung_up.acquire(timeout=120)  # blocks: the loop does not look at its sockets
-            await target.open_level(2)
-            return await asyncio.gather(*(target.send(REQUEST) for _ in range(2)))
+            return await ask(target)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         arguments = (listener, opened, hang_up, hung_up)
-        server = threading.Thread(target=_hanging_up, args=arguments)
+        server = threading.Thread(target=_hanging_up, args=arguments, kwargs={"tls": tls})
         server.start()
         try:
-            exchanges = run_on_sockets(main(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+            scheme = "https" if tls else "http"
+            found = run_on_sockets(main(f"{scheme}://localhost:{listener.getsockname()[1]}"))
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             server.join()
-    assert len(opened) == 4
+    return found, len(opened)
+
+
+def test_connections_that_the_server_gave_up_between_levels_are_replaced_before_the_next():
+    """As uvicorn does after five idle seconds, while this process is busy with its summary."""
+
+    async def next_level(target):
+        await target.open_level(2)
+        return await asyncio.gather(*(target.send(REQUEST) for _ in range(2)))
+
+    exchanges, opened = _after_a_hang_up(next_level)
+    assert opened == 4
     assert all(exchange.connect_s is None for exchange in exchanges), "opened within the level"
+
+
+@pytest.mark.parametrize("reader", ["python", "native", "tls"])
+def test_no_request_is_sent_on_a_connection_that_the_server_gave_up_meanwhile(reader, request):
+    options = {}
+    if reader == "native":
+        options["native"] = choose_receive("auto").library or pytest.skip("no native receiver")
+    if reader == "tls":
+        key, cert = request.getfixturevalue("certificate")
+        options |= {"cacert": str(cert), "tls": ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)}
+        options["tls"].load_cert_chain(cert, key)
+    exchange, opened = _after_a_hang_up(lambda target: target.send(REQUEST), **options)
+    assert opened == 3
+    assert exchange.connect_s is not None

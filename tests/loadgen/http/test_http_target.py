@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import json
 import pickle
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 
@@ -248,23 +246,6 @@ def test_times_are_right_on_a_plain_asyncio_loop(timestamps):
         exchange = asyncio.run(main())
     for seen_s, wrote_s in zip(exchange.token_times_s, server.written_s, strict=True):
         assert 0 <= seen_s - wrote_s < 0.02
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A key and a self-signed certificate for localhost."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl command to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    options = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    options += ["-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run(
-        [openssl, *options, "-keyout", key, "-out", cert, *names], check=True, capture_output=True
-    )
-    return key, cert
 
 
 def _over_tls(certificate, *, trusted: bool):
