@@ -235,10 +235,14 @@ def decode_answer(
     try:
         bodies = [response.feed(read[2]) for read in reads]
         body = b"".join(bodies)
+        if encoding := _unasked_encoding(response.headers):
+            body = encoding.encode()
         if response.headers_complete and not 200 <= response.status < 300:
             error = wire_format.error(response.status, body, response.headers)
             by = said_by(proxy, response.status, response.headers) if proxy else ""
             raise TargetError(error.kind, f"{by}{error}")
+        if encoding:
+            raise TargetError("malformed_frame", encoding)
         content_type = response.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if content_type == b"text/html":
             raise TargetError(
@@ -268,6 +272,12 @@ def decode_answer(
             why = f"the answer cannot be read: {type(exc).__name__}"
             raise TargetError("malformed_frame", why, exchange=exchange()) from exc
     return exchange()
+
+
+def _unasked_encoding(headers: Mapping[bytes, bytes]) -> str:
+    """What hides a response's bytes; empty: nothing."""
+    name = headers.get(b"content-encoding", b"identity")[:40].decode("latin-1").strip().lower()
+    return "" if name in ("", "identity") else f"content-encoding {name}, which was not asked for"
 
 
 def _document_in_place_of_stream(

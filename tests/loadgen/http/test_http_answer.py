@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 from itertools import pairwise
 
@@ -167,6 +168,23 @@ def test_a_redirect_says_that_it_is_not_followed_and_a_page_is_one_short_line():
         _decode([(1_000, None, head + body, 0)])
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(("status", "kind"), [(200, "malformed_frame"), (503, "overloaded")])
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_encoding_that_nobody_asked_for_is_named(status, kind, stream):
+    head = b"HTTP/1.1 %d .\r\nContent-Encoding: GZip\r\nContent-Length: %d\r\n\r\n"
+    body = gzip.compress(event(" a", "length") + DONE)
+    received = Received([(1, None, head % (status, len(body)) + body, 0)], status, 0, sent_ns=0)
+    with pytest.raises(TargetError, match="content-encoding gzip, which was not asked") as caught:
+        decode_answer(OPENAI, received, kernel_time=None, signals=ReceiveSignals(), stream=stream)
+    assert caught.value.kind == kind
+
+
+def test_the_encoding_that_changes_nothing_is_none():
+    head = STREAM_HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: identity\r\n\r\n")
+    answer = good_answer().replace(STREAM_HEAD, head)
+    assert _decode([(1, None, answer, 0)]).text == " a b c"
 
 
 _DEEP = b"[" * 1000 + b"]" * 1000
