@@ -123,7 +123,11 @@ async def serving(script: Callable[[int], Iterable[Step]]) -> AsyncIterator[Misb
 
 
 def records_of(
-    *scripts: Iterable[Step], protocol: str = "openai", timeout_s: float = 5.0, **options: object
+    *scripts: Iterable[Step],
+    protocol: str = "openai",
+    timeout_s: float = 5.0,
+    request: PlannedRequest = REQUEST,
+    **options: object,
 ) -> tuple[list[RequestRecord], Misbehaving]:
     """One request after the other on one target; request i is answered by script i."""
 
@@ -137,7 +141,7 @@ def records_of(
                 for _ in scripts:
                     loop = asyncio.get_running_loop()
                     measured = await measure(
-                        Resolved(target).send, REQUEST, loop.time(), timeout_s=timeout_s
+                        Resolved(target).send, request, loop.time(), timeout_s=timeout_s
                     )
                     records.append(measured.record())
             await server.idle()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -172,11 +174,38 @@ def test_an_endless_stream_is_a_time_out_and_the_server_is_hung_up_on():
 
 
 def test_an_answer_far_longer_than_its_tokens_can_be_is_cut_off():
-    """Three tokens have 4 MiB; a server that writes as fast as it can would fill the memory."""
-    script = [STREAM_HEAD, *[chunk(event("x" * 60_000))] * 100]
+    """64 KiB and 4 KiB for each of three tokens; a fast server would fill the memory."""
+    script = [STREAM_HEAD, *[chunk(event("x" * 20_000))] * 100]
     record = record_of(script)
     assert record.status == "malformed_frame"
-    assert "more than 4,194,304 bytes" in record.error
+    assert "more than 77,824 bytes" in record.error
+
+
+def test_an_answer_with_twenty_log_probs_a_token_is_not_cut_off():
+    """The longest words of a vocabulary, each with its bytes, as OpenAI's chat sends them."""
+    rank = {"token": " internationalization", "logprob": -12.345678901234567, "bytes": [105] * 21}
+    scores = {"content": [rank | {"top_logprobs": [rank] * 20}]}
+    frames = []
+    for reason in (*[None] * 99, "length"):
+        choice = {"delta": {"content": "x"}, "logprobs": scores, "finish_reason": reason}
+        frames.append(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+    script = [STREAM_HEAD, *map(chunk, frames), chunk(DONE) + LAST_CHUNK]
+    request = replace(REQUEST, output_tokens=100)
+    record = record_of(script, protocol="openai-chat", request=request)
+    assert (record.error, record.output_tokens) == (None, 100)
+
+
+def test_the_vector_of_an_embedding_is_no_answer_of_tokens():
+    vector = json.dumps({"data": [{"embedding": [-0.0123456789012345] * 16_384}]}).encode()
+    assert record_of([document("200 OK", vector)], protocol="embeddings").error is None
+
+
+def test_the_start_of_an_endless_error_is_enough():
+    """As of a 422 that repeats a long prompt."""
+    body = document("422 Unprocessable Entity", b'{"message": "' + b"no " * 100_000)
+    record, after = records_of([body], [good_answer()])[0]
+    assert (record.status, after.status) == ("client_error", "ok")
+    assert record.error.startswith("HTTP 422: ")
 
 
 @pytest.mark.parametrize("head", [[], [STREAM_HEAD, chunk(b": waiting\n\n")]])

@@ -240,6 +240,9 @@ class Connection:
             return
         if self._complete:
             self._finish()
+        elif self.num_bytes > self._most_bytes and (status := parser.get_status_code()) >= 300:
+            self.status, self.reusable = status, False  # the message's start says enough
+            self._finish()
         elif self.num_bytes > self._most_bytes:
             self._fail("malformed_frame", f"the response has more than {self._most_bytes:,} bytes")
 

@@ -30,15 +30,16 @@ from lmi_bench.loadgen.http.receive import receiver_of
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.http.tls import client_context
 from lmi_bench.wire.event import WireFormat
+from lmi_bench.wire.openai import EmbeddingsFormat
 
 SPACING_S = 0.0004
 """Seconds between the first sends of neighbouring users. If hundreds are sent at once, they wait
 for each other in the server's accept and read queues, which says nothing about the model."""
 MAX_UNDECODED_BYTES = 256 * 2**20
 """Most bytes of answers kept undecoded during a level; more are decoded as they end."""
-LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN = 4 * 2**20, 64 * 2**10
-"""Maximum size of an answer: a token with its log-probs and framing takes 200 to 4,000 bytes.
-Without a limit an endless answer would fill this machine's memory."""
+LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN, VECTOR_BYTES = 64 * 2**10, 4 * 2**10, 4 * 2**20
+"""Maximum size of an answer, or of one that is a vector: a token with its framing takes 200 to 600
+bytes, with 20 log-probs up to 4,000. An endless answer would fill this machine's memory."""
 USER_TIME_TICK_S = 0.00025
 """How often the receiver looks for data by user time: it bounds how late an idle loop reads, for
 about 2 % of a core."""
@@ -230,7 +231,9 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
             session_id = f"{self._session_ids}-{request.session}"
             head += header_lines({self.session_header: session_id})
         message = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
-        most_bytes = max(LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN * request.output_tokens)
+        most_bytes = LEAST_ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * request.output_tokens
+        if self.wire_format.name == EmbeddingsFormat.name:
+            most_bytes += VECTOR_BYTES
         sent_ns, ended = connection.start(message, most_bytes=most_bytes)
 
         def response() -> Received:
