@@ -58,6 +58,7 @@ class AnthropicFormat(SseFormat):
         usage = message.get("usage") or {}
         return _generated(
             reply["content"] if kind == "message" else (),
+            model=message.get("model"),
             finish_reason=(reply.get("delta") or message).get("stop_reason"),
             output_tokens=None if kind == "message_start" else usage.get("output_tokens"),
             **_prompt_counts(usage),

@@ -26,6 +26,7 @@ class WireEvent:
     token_count    tokens in the payload, if it states them; None: 1 if it has text or an id,
                    else 0 (`num_tokens`)
     finish_reason  the server's own word, on the event that ends the generation
+    model          who answers, if the payload names it
     input_tokens   prompt tokens as counted by the server
     output_tokens  output tokens so far as counted by the server
     cached_tokens  prompt tokens found in the server's prefix cache, if reported
@@ -41,6 +42,7 @@ class WireEvent:
     token_ids: tuple[int, ...] = ()
     token_count: int | None = None
     finish_reason: str | None = None
+    model: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None

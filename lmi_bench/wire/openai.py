@@ -40,6 +40,7 @@ class _OpenAiFormat(SseFormat):
             return error_event(reply)
         usage, metrics = reply.get("usage") or {}, reply.get("metrics") or {}
         counts: dict[str, Any] = {
+            "model": reply.get("model"),
             "input_tokens": usage.get("prompt_tokens"),
             "output_tokens": usage.get("completion_tokens"),
             "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
@@ -208,7 +209,8 @@ class EmbeddingsFormat(SseFormat):
         if not vectors or not all(vectors):
             raise ValueError("it has no vector")
         count = (reply.get("usage") or {}).get("prompt_tokens")
-        return WireEvent(input_tokens=count, output_tokens=0, tokenless=True, end=True)
+        model = reply.get("model")
+        return WireEvent(model=model, input_tokens=count, output_tokens=0, tokenless=True, end=True)
 
 
 LEAST_TOKENS: Final = 16
@@ -258,6 +260,7 @@ def _last(response: dict[str, Any], **more: Any) -> WireEvent:
     usage, incomplete = response.get("usage") or {}, response.get("incomplete_details") or {}
     return WireEvent(
         finish_reason=incomplete.get("reason") or response.get("status"),
+        model=response.get("model"),
         input_tokens=usage.get("input_tokens"),
         output_tokens=usage.get("output_tokens"),
         cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),

@@ -47,9 +47,9 @@ def test_prompts_go_as_token_ids_unless_the_server_takes_none():
 
 def test_a_completion_stream_is_read_to_its_usage():
     assert read_stream(OPENAI, COMPLETION_STREAM) == [
-        WireEvent(text=" one"),
-        WireEvent(text=" two", finish_reason="length"),
-        WireEvent(input_tokens=5, output_tokens=2),
+        WireEvent(text=" one", model="m"),
+        WireEvent(text=" two", model="m", finish_reason="length"),
+        WireEvent(model="m", input_tokens=5, output_tokens=2),
         WireEvent(end=True),
     ]
 

@@ -146,6 +146,7 @@ class _Collector:
     texts: list[str] = field(default_factory=list)
     stated: dict[str, Any] = field(default_factory=dict)
     error: WireEvent | None = None
+    model: str | None = None
     reasoning_tokens: int = 0
     thought_chars: int = 0
     answered: bool = False
@@ -164,6 +165,7 @@ class _Collector:
         if event.queue_ms is not None and event.prefill_ms is not None:
             self.stated["queue_s"] = event.queue_ms / MS_PER_S
             self.stated["prefill_s"] = event.prefill_ms / MS_PER_S
+        self.model = self.model or (event.model if isinstance(event.model, str) else None)
         self.ended, self.tokenless = event.end, event.tokenless
         if event.error is not None:
             self.error = event
@@ -260,6 +262,7 @@ def decode_answer(
         elif stream:
             _collect_stream(wire_format, bodies, reads, stamps, collector, signals)
         if whole:
+            signals.saw_model(received.adapter or "", collector.model)
             _judge(collector)
             signals.add_answer(collector.times_s, collector.late_s)
     except TargetError as exc:

@@ -35,6 +35,8 @@ class ReceiveSignals:
     without_stamp  reads with tokens that lack the requested kernel time
     clock_steps    steps of the real-time clock, during which user time was taken
     counted_by     complete answers by source of their token count: "server", "tokenizer", "chunks"
+    models         the model that the run's first answer named, by adapter
+    other_model    which one a later answer named
     connect_s      time that each new connection took, TLS included; tls_s: of its TLS handshake
     """
 
@@ -48,6 +50,8 @@ class ReceiveSignals:
     without_stamp: int = 0
     clock_steps: int = 0
     counted_by: Counter[str] = field(default_factory=Counter)
+    models: dict[str, str] = field(default_factory=dict)
+    other_model: str = ""
     connect_s: MutableSequence[float] = field(default_factory=_floats)
     tls_s: MutableSequence[float] = field(default_factory=_floats)
 
@@ -62,19 +66,28 @@ class ReceiveSignals:
         self.late_s.extend(late_s)
         self.events.append(len(times_s))
 
+    def saw_model(self, adapter: str, name: str | None) -> None:
+        """Note the model that an answer names, and the first that is not its adapter's first."""
+        if name and (first := self.models.setdefault(adapter, name)) != name:
+            self.other_model = (
+                self.other_model or f"{name[:99]!r}, the run's first of {first[:99]!r}"
+            )
+
     def __add__(self, other: ReceiveSignals) -> ReceiveSignals:
         """The sum, as if from one receiver."""
-        return ReceiveSignals(
-            timestamps=self.timestamps if self.timestamps == other.timestamps else "mixed",
-            receiver=self.receiver if self.receiver == other.receiver else "mixed",
+        both = ReceiveSignals(
+            self.timestamps if self.timestamps == other.timestamps else "mixed",
+            self.receiver if self.receiver == other.receiver else "mixed",
             delays_s=_floats(self.delays_s, other.delays_s),
-            times_s=_floats(self.times_s, other.times_s),
-            late_s=_floats(self.late_s, other.late_s),
-            events=_counts(self.events, other.events),
-            merged=self.merged + other.merged,
+            times_s=_floats(self.times_s, other.times_s), late_s=_floats(self.late_s, other.late_s),
+            events=_counts(self.events, other.events), merged=self.merged + other.merged,
             without_stamp=self.without_stamp + other.without_stamp,
             clock_steps=max(self.clock_steps, other.clock_steps),
             counted_by=self.counted_by + other.counted_by,
+            models=dict(self.models), other_model=self.other_model or other.other_model,
             connect_s=_floats(self.connect_s, other.connect_s),
             tls_s=_floats(self.tls_s, other.tls_s),
-        )
+        )  # fmt: skip
+        for adapter, name in other.models.items():
+            both.saw_model(adapter, name)
+        return both

@@ -153,7 +153,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
 
     async def open_level(self, connections: int) -> None:
         """Prepare for a level: connections open, signals empty."""
-        self._signals = ReceiveSignals(self._receive_time)
+        self._signals = ReceiveSignals(self._receive_time, models=self._signals.models)
         self._undecoded_bytes = 0
         self._session_ids = secrets.token_hex(8)  # no conversation of another level, no other run's
         await self.open(connections)

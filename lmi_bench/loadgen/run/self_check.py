@@ -222,8 +222,10 @@ def check_level(
         asked_load=asked, achieved_load=achieved, workers=workers, **_receive_facts(ttft, signals),
     )  # fmt: skip
     hidden = round((check.unsure_first_share or 0.0) * sum(count > 0 for count in signals.events))
+    another = signals.other_model and f"answers came of the model {signals.other_model}"
     reason = (
         _plan_too_small(spec)
+        or (another and f"server: {another}; measure each model in a run of its own")
         or _late(records, check)
         or _missed_rate(spec, records, check)
         or _limited(check, hidden, _ttft_doubt(ttft))

@@ -16,7 +16,16 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.wire.format import find_format
-from tests.faults.misbehaving import REQUEST, good_answer, serving
+from tests.faults.misbehaving import (
+    DONE,
+    LAST_CHUNK,
+    REQUEST,
+    STREAM_HEAD,
+    chunk,
+    event,
+    good_answer,
+    serving,
+)
 from tests.loadgen.sending import measure
 
 ANSWER_S = 0.1
@@ -171,3 +180,23 @@ def test_no_request_is_sent_on_a_connection_that_the_server_gave_up_meanwhile(re
     exchange, opened = _after_a_hang_up(lambda target: target.send(REQUEST), **options)
     assert opened == 3
     assert exchange.connect_s is not None
+
+
+def test_a_level_knows_the_model_of_the_run_before_it():
+    def script(number):
+        named = event(" a", "length").replace(b"{", b'{"model": "%b", ' % (b"mmxm"[number:][:1]), 1)
+        return [STREAM_HEAD, chunk(named), chunk(DONE), LAST_CHUNK]
+
+    async def main():
+        async with serving(script) as server:
+            url = f"http://127.0.0.1:{server.port}"
+            async with HttpTarget(url, find_format("openai"), model="m") as target:
+                for _ in range(4):
+                    await target.open_level(1)
+                    await target.send(REQUEST)
+                    yield target.end_level().other_model
+
+    async def all_of_them():
+        return [found async for found in main()]
+
+    assert run_on_sockets(all_of_them()) == ["", "", "'x', the run's first of 'm'", ""]

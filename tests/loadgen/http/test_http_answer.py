@@ -187,6 +187,43 @@ def test_the_encoding_that_changes_nothing_is_none():
     assert _decode([(1, None, answer, 0)]).text == " a b c"
 
 
+NAMING = {
+    "openai": {"choices": [{"text": "a", "finish_reason": "length"}]},
+    "openai-chat": {"choices": [{"delta": {"content": "a"}, "finish_reason": "length"}]},
+    "openai-responses": {"object": "response", "output": [{"arguments": "a"}]},
+    "anthropic": {"type": "message", "content": [{"type": "text", "text": "a"}]},
+    "embeddings": {"data": [{"embedding": [0.5]}]},
+    "lmi": {"generated_text": "a", "details": {"generated_tokens": 1}},
+    "tgi": {"generated_text": "a", "details": {"generated_tokens": 1}},
+}
+
+
+def _answer_of(protocol, model, signals, adapter=None):
+    body = json.dumps(NAMING[protocol] | {"model": model}).encode()
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    received = Received([(1, None, answer, 0)], 200, 0, sent_ns=0, adapter=adapter)
+    decode_answer(find_format(protocol), received, kernel_time=None, signals=signals, stream=False)
+
+
+@pytest.mark.parametrize("protocol", NAMING)
+def test_a_model_that_changes_in_mid_run_is_seen_where_answers_name_it(protocol):
+    signals = ReceiveSignals()
+    for model in ("m", None, "", 7, "m", "m-int4", "m"):
+        _answer_of(protocol, model, signals)
+    said = "" if protocol in ("lmi", "tgi") else "'m-int4', the run's first of 'm'"
+    assert signals.other_model == said
+
+
+def test_each_adapter_has_a_name_of_its_own_and_workers_compare_theirs():
+    first, second, third = ReceiveSignals(), ReceiveSignals(), ReceiveSignals()
+    for signals, adapter, model in (
+        (first, None, "m"), (first, "a", "a"), (second, "b", "b"), (third, "a", "other"),
+    ):  # fmt: skip
+        _answer_of("openai", model, signals, adapter)
+    assert (first + second).other_model == ""
+    assert (first + second + third).other_model == "'other', the run's first of 'a'"
+
+
 _DEEP = b"[" * 1000 + b"]" * 1000
 _HOSTILE = (_DEEP, b"[{}]", b"{}", b"-1", b"1e308", b"true", b"123456789012345678901", b'"\\u0000"')
 _CHOICE = {"index": 0, "text": "a", "delta": {"content": "a"}, "finish_reason": "stop"}

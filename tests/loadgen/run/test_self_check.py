@@ -40,6 +40,13 @@ def test_a_prompt_generator_is_valid():
     assert check.dispatch_delay_max_s == pytest.approx(0.001)
 
 
+def test_a_level_with_the_answers_of_another_model_is_invalid():
+    signals = ReceiveSignals(models={"": "m"}, other_model="'m-int4', the run's first of 'm'")
+    check = check_level(CLOSED, _records(0.001), LoopWatch(), signals)
+    assert not check.valid
+    assert check.reason.startswith("server: answers came of the model 'm-int4', the run's first")
+
+
 def test_a_late_generator_blames_itself_and_says_what_to_do():
     check = check_level(CLOSED, _records(0.2), LoopWatch(), ReceiveSignals())
     assert not check.valid
