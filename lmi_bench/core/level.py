@@ -130,6 +130,8 @@ class GeneratorReport(JsonValue):
     """The load generator's check of itself during a level.
 
     receiver             reader of the sockets: "native", "python", "mixed"; "" without sockets
+    priority             of the receiving threads, as granted: "SCHED_FIFO 1", "nice -10", "normal",
+                         "normal: not permitted", "mixed"; None without sockets
     token_counts         source of the token counts: "server", "tokenizer", "chunks", or several of
                          them, the most frequent first; "" without sockets
     receive_delay_p99_s  p99 of the time between a read's arrival in the kernel and its harvest, or
@@ -174,6 +176,7 @@ class GeneratorReport(JsonValue):
     itl_p50_error_bound_ms: float | None = None
     itl_p99_interval_ms: Sequence[float] | None = None
     clock_error_bound_ms: float | None = field(default=None, metadata=OPTIONAL)
+    priority: str | None = field(default=None, metadata=OPTIONAL)
 
     def p99_bound(self, metric: Literal["ttft", "itl"]) -> tuple[float | None, float | None]:
         """Error bound of the metric's p99: in ms, and as a share of it; None: unknown."""

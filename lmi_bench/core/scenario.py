@@ -47,7 +47,14 @@ _OWN_LENGTHS = {"input_tokens": _SOURCES, "output_tokens": _SOURCES[:3]}
 _ADDED = {
     "load": ("repeat_unsteady", "stop_when"),
     "workload": ("agents", "agent_trace", "idle_cap_s", "begins_within"),
-    "client": ("adapters", "session_header", "reset_prefix_cache", "cacert", "insecure"),
+    "client": (
+        "adapters",
+        "session_header",
+        "reset_prefix_cache",
+        "cacert",
+        "insecure",
+        "priority",
+    ),
     "engine": ("host_cache_gib", "host_cache_gb_per_s"),
 }
 """Later fields of the sections: unset, they are no part of a hash, so that older runs go on."""

@@ -115,6 +115,7 @@ class ClientFields(Fields):
     session_header  Header, such as X-Session-ID, with the conversation's id, for routers with
         affinity.
     reset_prefix_cache  Emptied prefix cache before each level, by vLLM's or SGLang's own request.
+    priority  Priority of the receiving threads: realtime (SCHED_FIFO, else nice -10) or normal.
     cacert  PEM file of the certificate authorities to trust.
     insecure  Server certificates: not checked, or checked.
     """
@@ -134,6 +135,9 @@ class ClientFields(Fields):
     )
     session_header: Text | None = option()
     reset_prefix_cache: bool = option("--reset-prefix-cache", value=False)
+    priority: Literal["normal", "realtime"] | None = option(
+        default="realtime if the endpoint is on another machine", rare=True
+    )
     cacert: File | None = option(default="the system's", rare=True)
     insecure: bool = option("--insecure", value=False, rare=True)
 

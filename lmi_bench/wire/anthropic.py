@@ -34,15 +34,10 @@ class AnthropicFormat(SseFormat):
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         turns = self.turns(request)
         system = "\n".join(each["content"] for each in turns if each["role"] == "system")
-        return orjson.dumps(
-            {
-                "model": model,
-                "max_tokens": request.output_tokens,
-                "messages": [each for each in turns if each["role"] != "system"],
-                "stream": stream,
-            }
-            | ({"system": system} if system else {})
-        )
+        messages = [each for each in turns if each["role"] != "system"]
+        asked = {"model": model, "max_tokens": request.output_tokens, "messages": messages}
+        more = {"system": system} if system else {}
+        return orjson.dumps({**asked, "stream": stream, **more})
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
         """Read an event or a whole message. A ping, the end of a block, and an event that the API
@@ -57,13 +52,11 @@ class AnthropicFormat(SseFormat):
         message = reply["message"] if kind == "message_start" else reply
         usage = message.get("usage") or {}
         return _generated(
-            reply["content"] if kind == "message" else (),
-            model=message.get("model"),
+            reply["content"] if kind == "message" else (), model=message.get("model"),
             finish_reason=(reply.get("delta") or message).get("stop_reason"),
             output_tokens=None if kind == "message_start" else usage.get("output_tokens"),
-            **_prompt_counts(usage),
-            end=kind in ("message", "message_stop"),
-        )
+            **_prompt_counts(usage), end=kind in ("message", "message_stop"),
+        )  # fmt: skip
 
 
 def _generated(blocks: Sequence[dict[str, Any]], **more: Any) -> WireEvent:

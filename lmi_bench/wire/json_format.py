@@ -103,14 +103,10 @@ def whole_answer(
     """The body of an unstreamed response, as TGI and LMI write it."""
     details = reply.get("details") or {}
     return WireEvent(
-        text=reply["generated_text"],
-        token_ids=token_ids,
-        token_count=details.get("generated_tokens"),
-        finish_reason=details.get("finish_reason"),
-        input_tokens=input_tokens,
-        output_tokens=details.get("generated_tokens"),
-        end=True,
-    )
+        text=reply["generated_text"], token_ids=token_ids,
+        token_count=details.get("generated_tokens"), finish_reason=details.get("finish_reason"),
+        input_tokens=input_tokens, output_tokens=details.get("generated_tokens"), end=True,
+    )  # fmt: skip
 
 
 class JsonFormat(WireFormat):
@@ -159,13 +155,9 @@ class JsonFormat(WireFormat):
 
     def inputs_body(self, request: PlannedRequest, stream: bool, **parameters: Any) -> bytes:
         """A body with `inputs` and `parameters`: greedy, with details."""
-        parameters = {
-            "max_new_tokens": request.output_tokens,
-            "do_sample": False,
-            "details": True,
-            **parameters,
-        }
-        body = {"inputs": self.prompt_text(request), "parameters": parameters, "stream": stream}
+        asked = {"max_new_tokens": request.output_tokens, "do_sample": False, "details": True}
+        asked |= parameters
+        body = {"inputs": self.prompt_text(request), "parameters": asked, "stream": stream}
         return orjson.dumps(body | ({"adapters": request.adapter} if request.adapter else {}))
 
 

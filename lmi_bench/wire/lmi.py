@@ -97,11 +97,8 @@ def _token_event(line: dict[str, Any]) -> WireEvent:
     if output_tokens is not None and era_c:
         output_tokens -= 1
     return WireEvent(
-        text=token.get("text") or "",
-        token_ids=() if token_id is None else (token_id,),
-        token_count=None if era_c else 1,
-        finish_reason=finish_reason,
-        input_tokens=details.get("input_length"),
-        output_tokens=output_tokens,
+        text=token.get("text") or "", token_ids=() if token_id is None else (token_id,),
+        token_count=None if era_c else 1, finish_reason=finish_reason,
+        input_tokens=details.get("input_length"), output_tokens=output_tokens,
         end=line.get("generated_text") is not None or bool(details),
-    )
+    )  # fmt: skip

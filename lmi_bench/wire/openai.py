@@ -59,17 +59,12 @@ class _OpenAiFormat(SseFormat):
         )
         token_ids = choice.get("token_ids")
         thought, text = _choice_text(choice)
-        if not isinstance(text, str):
-            raise TypeError("its text is not a string")
         return WireEvent(
-            text=thought + text,
-            token_ids=tuple(token_ids or ()),
+            text=thought + text, token_ids=tuple(token_ids or ()),
             token_count=None if token_ids is None else len(token_ids),
-            finish_reason=choice.get("finish_reason"),
-            **counts,
-            reasoning=bool(thought) and not text,
-            end=bool(unstreamed),
-        )
+            finish_reason=choice.get("finish_reason"), **counts,
+            reasoning=bool(thought) and not text, end=bool(unstreamed),
+        )  # fmt: skip
 
     def plain_text(self, payload: bytes) -> str | None:
         """Text of a chunk whose only choice adds text and nothing else."""
@@ -115,10 +110,8 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
                 f"request {request.request_id} has neither prompt_token_ids nor "
                 "prompt_text: the openai protocol needs one of them"
             )
-        return orjson.dumps(
-            {"model": model, "prompt": prompt, "max_tokens": request.output_tokens}
-            | _generation_fields(request, stream=stream)
-        )
+        asked = {"model": model, "prompt": prompt, "max_tokens": request.output_tokens}
+        return orjson.dumps(asked | _generation_fields(request, stream=stream))
 
 
 class OpenAiChatFormat(_OpenAiFormat):
@@ -225,13 +218,9 @@ class OpenAiResponsesFormat(SseFormat):
     payload_name = "an event of the Responses API"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        fields: dict[str, Any] = {
-            "model": model,
-            "input": self.turns(request) if request.messages else self.prompt_text(request),
-            "max_output_tokens": request.output_tokens,
-            "stream": stream,
-            "store": False,
-        }
+        said = self.turns(request) if request.messages else self.prompt_text(request)
+        fields = {"model": model, "input": said, "max_output_tokens": request.output_tokens}
+        fields |= {"stream": stream, "store": False}
         return orjson.dumps(fields | ({"ignore_eos": True} if request.ignore_eos else {}))
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
@@ -260,13 +249,10 @@ def _last(response: dict[str, Any], **more: Any) -> WireEvent:
     usage, incomplete = response.get("usage") or {}, response.get("incomplete_details") or {}
     return WireEvent(
         finish_reason=incomplete.get("reason") or response.get("status"),
-        model=response.get("model"),
-        input_tokens=usage.get("input_tokens"),
-        output_tokens=usage.get("output_tokens"),
-        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
-        end=True,
-        **more,
-    )
+        model=response.get("model"), end=True,
+        input_tokens=usage.get("input_tokens"), output_tokens=usage.get("output_tokens"),
+        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"), **more,
+    )  # fmt: skip
 
 
 def _parts(items: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:

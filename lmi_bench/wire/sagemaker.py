@@ -106,14 +106,8 @@ class EventStreamSplitter:
 
 def payload_part(data: bytes) -> bytes:
     """A frame that carries part of the container's response."""
-    return encode_frame(
-        {
-            ":event-type": "PayloadPart",
-            ":content-type": "application/octet-stream",
-            ":message-type": "event",
-        },
-        data,
-    )
+    headers = {":event-type": "PayloadPart", ":content-type": "application/octet-stream"}
+    return encode_frame({**headers, ":message-type": "event"}, data)
 
 
 def encode_frame(headers: Mapping[str, str], payload: bytes) -> bytes:

@@ -55,11 +55,8 @@ def _token_event(reply: dict[str, Any]) -> WireEvent:
     token = reply["token"]
     details = reply.get("details") or {}
     return WireEvent(
-        text="" if token.get("special") else token.get("text") or "",
-        token_ids=(token["id"],),
-        token_count=1,
-        finish_reason=details.get("finish_reason"),
-        input_tokens=details.get("input_length"),
-        output_tokens=details.get("generated_tokens"),
+        text="" if token.get("special") else token.get("text") or "", token_ids=(token["id"],),
+        token_count=1, finish_reason=details.get("finish_reason"),
+        input_tokens=details.get("input_length"), output_tokens=details.get("generated_tokens"),
         end=reply.get("generated_text") is not None,
-    )
+    )  # fmt: skip

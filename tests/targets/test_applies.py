@@ -110,6 +110,7 @@ OTHERS = {
     "client.retries": "aws-standard",
     "client.connections": 2,
     "client.adapters": {"toy": 1.0},  # the server has no other name
+    "client.priority": "realtime",
     "client.cacert": "authority.pem",
     "client.insecure": True,
 }

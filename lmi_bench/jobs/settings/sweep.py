@@ -113,7 +113,8 @@ class ClientSettings:
         ClientFields,
         (
             *("timestamps", "receive", "retries", "connections"),
-            *("adapters", "session_header", "reset_prefix_cache", "cacert", "insecure"),
+            *("adapters", "session_header", "reset_prefix_cache", "priority"),
+            *("cacert", "insecure"),
         ),
     )
     metrics_url: tuple[str, ...] = option(value=(), default="the target's")

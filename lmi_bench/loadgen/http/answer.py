@@ -247,10 +247,8 @@ def decode_answer(
             raise TargetError("malformed_frame", encoding)
         content_type = response.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if content_type == b"text/html":
-            raise TargetError(
-                "malformed_frame",
-                f"a web page came instead of an answer: is the address right? {clip(body)}",
-            )
+            why = f"a web page came instead of an answer: is the address right? {clip(body)}"
+            raise TargetError("malformed_frame", why)
         collector.streamed = stream
         if stream:
             document = _document_in_place_of_stream(wire_format, content_type, body)
@@ -360,9 +358,7 @@ def _judge(collector: _Collector) -> None:
     if failed is not None:
         raise TargetError(failed, f"the server ended the answer with {finish_reason!r}")
     if not collector.ended and finish_reason is None:
-        raise TargetError(
-            "broken_stream",
-            f"the answer stopped after {sum(collector.counts)} tokens without its last event",
-        )
+        why = f"the answer stopped after {sum(collector.counts)} tokens without its last event"
+        raise TargetError("broken_stream", why)
     if not collector.counts and not collector.tokenless:
         raise TargetError("short_output", "the answer holds no token")

@@ -35,6 +35,17 @@ Address = tuple[socket.AddressFamily, tuple[str, int] | str]
 """Family, and (IP address, port) or the path of a Unix socket."""
 
 
+def is_here(address: Address) -> bool:
+    """Whether an address is one of this machine's."""
+    family, place = address
+    if isinstance(place, str):  # a path
+        return True
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((place[0], 0))  # only to an own one
+        return True
+    return False
+
+
 @dataclass(slots=True)
 class TlsLayer:
     """The TLS half of a connection whose socket the receiver reads."""

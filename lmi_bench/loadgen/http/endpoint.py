@@ -54,14 +54,9 @@ async def find_addresses(host: str, port: int) -> list[Address]:
 async def _answers(address: Address) -> bool:
     with contextlib.suppress(TargetError):
         probe = await connect(
-            receiver_of(asyncio.get_running_loop()),
-            address,
-            tls_context=None,
-            host="",
-            peer="",
-            kernel_stamps=False,
-            timeout_s=PROBE_TIMEOUT_S,
-        )
+            receiver_of(asyncio.get_running_loop()), address, tls_context=None, host="", peer="",
+            kernel_stamps=False, timeout_s=PROBE_TIMEOUT_S,
+        )  # fmt: skip
         probe.close()
         return True
     return False
@@ -189,14 +184,11 @@ def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
     if parts.query:
         path += f"?{parts.query}"
     return Endpoint(
-        scheme="http" if is_unix else parts.scheme,
-        host=host,
-        port=port,
-        path=urllib.parse.quote(path, safe="/?&=%:+,;@!$'()*~-._"),
-        authorization=_basic(parts),
+        scheme="http" if is_unix else parts.scheme, host=host, port=port,
+        path=urllib.parse.quote(path, safe="/?&=%:+,;@!$'()*~-._"), authorization=_basic(parts),
         proxy=find_proxy(parts.scheme, host, port),
         unix=urllib.parse.unquote(parts.netloc) if is_unix else None,
-    )
+    )  # fmt: skip
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
@@ -210,12 +202,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
     """The request's bytes before its Content-Length."""
-    merged = {
-        "Host": endpoint.authority,
-        "User-Agent": f"lmi-bench/{__version__}",
-        "Accept": "*/*",
-        "Content-Type": "application/json",
-    }
+    merged = {"Host": endpoint.authority, "User-Agent": f"lmi-bench/{__version__}"}
+    merged |= {"Accept": "*/*", "Content-Type": "application/json"}
     if endpoint.authorization is not None:
         merged["Authorization"] = endpoint.authorization
     if endpoint.forwarder is not None:

@@ -238,12 +238,9 @@ class NativeHarvester:
             self._wakes = memoryview(self._buffer).cast("B").cast("i")
         wait_s = _LONGEST_WAIT_S if timeout_s is None else min(timeout_s, _LONGEST_WAIT_S)
         count = self._library.wait(
-            self._harvester,
-            math.ceil(1e9 * max(0.0, wait_s)),
-            0 if tick_s is None else int(tick_s * 1e9),
-            ctypes.addressof(self._buffer),
-            capacity,
-        )
+            self._harvester, math.ceil(1e9 * max(0.0, wait_s)), 0 if tick_s is None else int(tick_s
+            * 1e9), ctypes.addressof(self._buffer), capacity,
+        )  # fmt: skip
         if count < 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))

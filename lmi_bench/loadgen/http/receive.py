@@ -12,11 +12,12 @@ Whose time counts, the read's or the kernel's, is the matter of `kernel_time`.
 import asyncio
 import contextlib
 import ctypes
+import os
 import select
 import selectors
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -244,6 +245,30 @@ def run_on_sockets(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a harvesting loop, like `asyncio.run`."""
     with asyncio.Runner(loop_factory=HarvestLoop) as runner:
         return runner.run(main)
+
+
+@contextlib.contextmanager
+def priority_asked(wanted: bool) -> Iterator[str]:
+    """The priority of this thread within the block: the highest that is granted, if wanted."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        yield _highest_priority() if wanted else "normal"
+    finally:
+        with contextlib.suppress(OSError, AttributeError):  # the flag is not anyone's to take back
+            os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+
+def _highest_priority() -> str:
+    with contextlib.suppress(OSError, AttributeError):  # not permitted; not on macOS
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        return "SCHED_FIFO 1"
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    except OSError:
+        return "normal: not permitted"
+    return "nice -10"
 
 
 def _minimise_timer_slack() -> None:

@@ -27,6 +27,7 @@ class ReceiveSignals:
     timestamps     source of the event times: "kernel", "user" or "loop" (a target that measures
                    them itself)
     receiver       reader of the sockets: "native", "python", "mixed", or "" without sockets
+    priority       of the receiving thread, as it was granted (`receive.priority_asked`)
     delays_s       user time - kernel time of each read with tokens, or its upper bound; inf if
                    neither is known
     times_s        times of the token events, answer after answer, and `events` how many each has
@@ -42,6 +43,7 @@ class ReceiveSignals:
 
     timestamps: str = "loop"
     receiver: str = ""
+    priority: str = ""
     delays_s: MutableSequence[float] = field(default_factory=_floats)
     times_s: MutableSequence[float] = field(default_factory=_floats)
     late_s: MutableSequence[float] = field(default_factory=_floats)
@@ -78,6 +80,7 @@ class ReceiveSignals:
         both = ReceiveSignals(
             self.timestamps if self.timestamps == other.timestamps else "mixed",
             self.receiver if self.receiver == other.receiver else "mixed",
+            self.priority if self.priority == other.priority else "mixed",
             delays_s=_floats(self.delays_s, other.delays_s),
             times_s=_floats(self.times_s, other.times_s), late_s=_floats(self.late_s, other.late_s),
             events=_counts(self.events, other.events), merged=self.merged + other.merged,

@@ -22,11 +22,11 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.adapters import AdapterDraw
 from lmi_bench.loadgen.http.answer import NS_PER_S, KernelTime, Received, decode_answer
-from lmi_bench.loadgen.http.connection import Address, Connection, connect
+from lmi_bench.loadgen.http.connection import Address, Connection, connect, is_here
 from lmi_bench.loadgen.http.endpoint import header_lines, parse_endpoint, request_head
 from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, stamping_socket
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
-from lmi_bench.loadgen.http.receive import receiver_of
+from lmi_bench.loadgen.http.receive import priority_asked, receiver_of
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.http.tls import client_context
 from lmi_bench.wire.event import WireFormat
@@ -47,6 +47,7 @@ _CONNECTS_AT_ONCE = 64
 SPARE_DESCRIPTORS = 64
 
 Timestamps = Literal["kernel", "user"]
+Priority = Literal["normal", "realtime"]
 Connections = Literal["reuse", "per-request"] | int
 Sign = Callable[[bytes], Mapping[str, str]]
 """Headers that depend on a request's body and on the time, such as its signature."""
@@ -69,6 +70,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
                 connections without TLS; None: Python reads
     adapters    shares of the model's adapters by name, drawn by `seed`; None: the model itself
     cacert, insecure  certificates to accept (`tls.client_context`)
+    priority    of the receiving thread, in a level; None: realtime for another machine's endpoint
     session_header  header in which every turn of a conversation sends the conversation's id
     """
 
@@ -90,6 +92,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
     adapters: Mapping[str, float] | None = None
     seed: int = 0
     session_header: str | None = None
+    priority: Priority | None = None
 
     def __post_init__(self) -> None:
         self.endpoint = parse_endpoint(self.url, self.wire_format)
@@ -117,6 +120,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         self._signals = ReceiveSignals(self._receive_time)
         self._undecoded_bytes = 0
         self._receiver = ""
+        self._raised = contextlib.ExitStack()
 
     @property
     def max_connections(self) -> int | None:
@@ -133,13 +137,12 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         if isinstance(self.connections, int):
             connections = min(connections, self.connections)
         _allow_descriptors(connections)
+        with contextlib.suppress(TargetError):
+            await self._addresses()  # once, not by each connection
         if self.connections == "per-request":
             return
         self._idle = [connection for connection in self._idle if connection.still_open()]
         missing = connections - len(self._idle)
-        if missing > 0:
-            with contextlib.suppress(TargetError):
-                await self._addresses()  # once, not by each of them
         gate = asyncio.Semaphore(_CONNECTS_AT_ONCE)
 
         async def one() -> None:
@@ -157,6 +160,10 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         self._undecoded_bytes = 0
         self._session_ids = secrets.token_hex(8)  # no conversation of another level, no other run's
         await self.open(connections)
+        self._raised.close()
+        is_remote = bool(self._found) and not any(map(is_here, self._found))
+        wanted = is_remote if self.priority is None else self.priority == "realtime"
+        self._signals.priority = self._raised.enter_context(priority_asked(wanted))
         self._clock = KernelClock()
         tick_s = USER_TIME_TICK_S if self._receive_time == "user" else None
         receiver_of(asyncio.get_running_loop()).look_every(tick_s)
@@ -166,6 +173,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         """Observations of the receiver since `open_level`."""
         self._signals.clock_steps = self._clock.steps
         self._signals.receiver = self._receiver
+        self._raised.close()
         return self._signals
 
     async def send(self, request: PlannedRequest) -> Exchange:
@@ -194,6 +202,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
 
     async def close(self) -> None:
         """Close every connection."""
+        self._raised.close()
         if self._sampler is not None:
             self._sampler.cancel()
             self._sampler = None
@@ -294,15 +303,10 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         if self.native is not None:
             receiver.use_native(self.native)
         connection = await connect(
-            receiver,
-            next(await self._addresses()),
-            tls_context=self._tls_context,
-            host=self.endpoint.host,
-            peer=self.endpoint.peer,
-            tunnel=self.endpoint.tunnel,
-            kernel_stamps=self._receive_time == "kernel",
-            timeout_s=self.connect_timeout_s,
-        )
+            receiver, next(await self._addresses()), tls_context=self._tls_context,
+            host=self.endpoint.host, peer=self.endpoint.peer, tunnel=self.endpoint.tunnel,
+            kernel_stamps=self._receive_time == "kernel", timeout_s=self.connect_timeout_s,
+        )  # fmt: skip
         self._open.add(connection)
         self._receiver = "native" if connection.native else "python"
         self._signals.connect_s.append(connection.connect_s)

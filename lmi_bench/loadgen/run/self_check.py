@@ -219,7 +219,8 @@ def check_level(
         loop_lag_p99_s=_quantile(watch.lags_s, 0.99), cpu_share=watch.cpu_share,
         timestamps=signals.timestamps, receiver=signals.receiver,
         token_counts=", ".join(name for name, n in signals.counted_by.most_common() if n),
-        asked_load=asked, achieved_load=achieved, workers=workers, **_receive_facts(ttft, signals),
+        asked_load=asked, achieved_load=achieved, workers=workers,
+        priority=signals.priority or None, **_receive_facts(ttft, signals),
     )  # fmt: skip
     hidden = round((check.unsure_first_share or 0.0) * sum(count > 0 for count in signals.events))
     another = signals.other_model and f"answers came of the model {signals.other_model}"
@@ -263,13 +264,11 @@ def _receive_facts(ttft: Latencies, signals: ReceiveSignals) -> dict[str, Any]:
     delays_s = [delay for delay in signals.delays_s if math.isfinite(delay)]
     unsure_share, unsure_first_share = unsure_shares(signals)
     facts: dict[str, Any] = {
-        "receive_delay_p99_s": _quantile(delays_s, 0.99),
-        "clock_steps": signals.clock_steps,
+        "receive_delay_p99_s": _quantile(delays_s, 0.99), "clock_steps": signals.clock_steps,
         "unstamped_share": signals.without_stamp / max(1, len(signals.delays_s)),
         "merged_share": signals.merged / signals.tokens if signals.tokens else 0.0,
-        "unsure_share": unsure_share,
-        "unsure_first_share": unsure_first_share,
-    }
+        "unsure_share": unsure_share, "unsure_first_share": unsure_first_share,
+    }  # fmt: skip
     for name, latencies in (("ttft", ttft), ("itl", gaps(signals))):
         p50, p99 = latencies.quantile(0.50), latencies.quantile(0.99)
         if p50 is not None:
@@ -323,9 +322,8 @@ def _late(records: Sequence[RequestRecord], check: GeneratorReport) -> str | Non
             "raise its backlog or put less load on it"
         )
     return (
-        f"client: {late}, share of a core {check.cpu_share:.2f}); run the "
-        "generator on an idle core, give it more --workers, or ask for less "
-        "load"
+        f"client: {late}, share of a core {check.cpu_share:.2f}); run the generator on an idle "
+        "core, give it more --workers, or ask for less load"
     )
 
 
@@ -339,10 +337,9 @@ def _missed_rate(
     if check.achieved_load >= MIN_ACHIEVED_SHARE * spec.rate_per_s:
         return None
     return (
-        f"client: {check.achieved_load:.4g} req/s sent of the "
-        f"{spec.rate_per_s:g} asked for (share of a core "
-        f"{check.cpu_share:.2f}); lower the rate, or give the generator a "
-        "faster core or more --workers"
+        f"client: {check.achieved_load:.4g} req/s sent of the {spec.rate_per_s:g} asked for (share "
+        f"of a core {check.cpu_share:.2f}); lower the rate, or give the generator a faster core or "
+        "more --workers"
     )
 
 
@@ -361,8 +358,7 @@ def _limited(check: GeneratorReport, hidden: int, ttft_doubt: str | None) -> str
         return None
     return (
         f"{GENERATOR_LIMITED}: {what} (share of a core {check.cpu_share:.2f}); "
-        "lower the load, or give the generator a core of its own or more "
-        "--workers"
+        "lower the load, or give the generator a core of its own or more --workers"
     )
 
 

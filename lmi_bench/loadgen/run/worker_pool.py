@@ -298,18 +298,13 @@ class WorkerPool:
                     other.channel.send(channels.Stop(news.stopped_by))
             states[number] = news
             so_far = states.values()
-            on_progress(
-                Progress(
-                    level=order.spec.index,
-                    label=order.spec.load.name,
-                    state="running",
-                    done=sum(each.done for each in so_far),
-                    total=order.spec.num_requests,
-                    errors=sum(each.errors for each in so_far),
-                    elapsed_s=max(each.elapsed_s for each in so_far),
-                    tokens=sum(each.tokens for each in so_far),
-                )
-            )
+            on_progress(Progress(
+                level=order.spec.index, label=order.spec.load.name, state="running",
+                done=sum(each.done for each in so_far), total=order.spec.num_requests,
+                errors=sum(each.errors for each in so_far),
+                elapsed_s=max(each.elapsed_s for each in so_far),
+                tokens=sum(each.tokens for each in so_far),
+            ))  # fmt: skip
 
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_watch(worker)) for worker in workers]

@@ -77,14 +77,12 @@ class GpuPower:
         used_j = counted_j[-1] - counted_j[0] if is_counted else np.trapezoid(power_w, times_s)
         energy_j = float(used_j)
         return Power(
-            gpus=len(self.handles),
-            energy_j=energy_j,
+            gpus=len(self.handles), energy_j=energy_j, gpu_use_frac=float(use_frac.mean()),
             mean_power_w=energy_j / span_s if span_s > 0 else None,
-            gpu_use_frac=float(use_frac.mean()),
             joules_per_output_token=energy_j / output_tokens if output_tokens else None,
             source="energy counter" if is_counted else "power samples",
             valid=span_s >= MIN_SPAN_S and len(times_s) >= 5,
-        )
+        )  # fmt: skip
 
 
 def open_gpu_power() -> GpuPower | None:

@@ -413,7 +413,8 @@ def _load_reached_cell(line: Level) -> Cell:
 
 def _clock_and_receiver(line: Level) -> str:
     check = line.generator
-    stated = (check.timestamps, f"{check.receiver} receiver" if check.receiver else None)
+    reader = f"{check.receiver} receiver" if check.receiver else None
+    stated = (check.timestamps, reader, check.priority and f"priority {check.priority}")
     return ", ".join(part for part in stated if part) or MISSING
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import struct
+import sys
 import time
 
 import pytest
 
+from lmi_bench.loadgen.http.connection import is_here
 from lmi_bench.loadgen.http.kernel_time import KernelClock, clock_offset_ns
-from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.http.receive import priority_asked, run_on_sockets
+from lmi_bench.loadgen.http.target import HttpTarget
+from lmi_bench.wire.format import find_format
 
 
 def _control(real_ns: int) -> bytes:
@@ -76,3 +82,57 @@ def test_the_loop_still_serves_ordinary_sockets_timers_and_threads():
     line, slept_s, seven = run_on_sockets(main())
     assert (line, seven) == (b"hello\n", 7)
     assert slept_s >= 0.02
+
+
+def _refused(*_):
+    raise PermissionError
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SCHED_FIFO is Linux's")
+@pytest.mark.parametrize(
+    "refuses", [(), ("sched_setscheduler",), ("sched_setscheduler", "setpriority")]
+)
+def test_a_receiver_has_the_highest_priority_that_is_granted_and_says_which(refuses, monkeypatch):
+    def seen():
+        policy = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+        return policy, os.getpriority(os.PRIO_PROCESS, 0)
+
+    before = seen()
+    for name in refuses:
+        monkeypatch.setattr(os, name, _refused)
+    with priority_asked(True) as granted:
+        during = seen()
+    expected = {
+        "SCHED_FIFO 1": (os.SCHED_FIFO, before[1]),
+        "nice -10": (os.SCHED_OTHER, -10),
+        "normal: not permitted": before,
+    }
+    assert during == expected[granted]
+    assert granted in list(expected)[len(refuses) :]
+    monkeypatch.undo()
+    assert seen() == before
+    with priority_asked(False) as granted:
+        assert (granted, seen()) == ("normal", before)
+
+
+def test_real_time_is_asked_for_where_the_server_does_not_need_this_machine():
+    tcp = socket.AF_INET
+    assert is_here((tcp, ("127.0.0.1", 80)))
+    assert is_here((socket.AF_UNIX, "/run/server.sock"))
+    assert not is_here((tcp, ("192.0.2.1", 80)))  # of a network for examples alone
+
+    async def level(priority, found):
+        async with HttpTarget(
+            "http://server.invalid", find_format("openai"), model="m", priority=priority
+        ) as target:
+            target._found = found
+            await target.open_level(0)
+            return target.end_level().priority
+
+    for priority, host, is_asked in (
+        (None, "127.0.0.1", False), (None, "192.0.2.1", True),
+        ("normal", "192.0.2.1", False), ("realtime", "127.0.0.1", True),
+    ):  # fmt: skip
+        granted = run_on_sockets(level(priority, [(tcp, (host, 80))]))
+        assert (granted != "normal") == is_asked
+    assert os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_OTHER
