@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lmi_bench.analysis.fleet import accelerator_comparison as comparison
 from lmi_bench.analysis.fleet import autoscaling
 from lmi_bench.analysis.fleet import day as days
-from lmi_bench.analysis.fleet.money import best_commitment, cost_of_hours
+from lmi_bench.analysis.fleet.money import Commitment, best_commitment, commitment_of
 from lmi_bench.analysis.fleet.start_up import DOUBT, StartUp, estimated_start_up, parse_start_up
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
@@ -86,15 +86,6 @@ def measured_presets(model: str | None) -> list[comparison.Preset]:
         cells = tuple(cell for cell in cells if cell.model in chosen)
     prices = {each.instance_type: each.price_usd_per_hour for each in all_instances()}
     return list(comparison.presets(cells, prices))
-
-
-@dataclass(frozen=True, slots=True)
-class Commitment:
-    """Machines to commit to over such days, and what a day then costs."""
-
-    machines: int
-    usd_per_day: float
-    unused_usd: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +197,7 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
         needed = day.chosen.paid
         count = best_commitment(needed, discount=discount)
         step_price = price * (days.DAY_S / len(needed)) / SECONDS_PER_HOUR
-        cost = cost_of_hours(needed, step_price, discount=discount, committed=count)
-        committed = Commitment(count, cost.total_usd, cost.unused_usd)
+        committed = commitment_of(count, needed, step_price, discount=discount)
     caveats = () if saved is None else saved.answer.caveats
     found = PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
     played = _played(settings, saved, found, recorded_s) if settings.policy else ()

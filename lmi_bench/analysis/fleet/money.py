@@ -17,7 +17,7 @@ machine; `az:K` spreads K * ceil(N0 / (K - 1)) machines evenly over K zones, one
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from lmi_bench.analysis.level.layouts import Layout, Rejection
 from lmi_bench.catalog.instances import Instance
@@ -100,25 +100,30 @@ class Purchase:
 ON_DEMAND = Purchase()
 
 
-class HoursCost(NamedTuple):
-    """Cost of a period in USD; unused_usd: of committed machines while they were not needed."""
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """Committed machines over a day, and its cost; unused_usd: of those while not needed."""
 
-    total_usd: float
+    machines: int
+    usd_per_day: float
     unused_usd: float
 
 
-def cost_of_hours(
-    needed: Sequence[float], price_usd_per_hour: float, *, discount: float, committed: float
-) -> HoursCost:
-    """The cost of hours with `needed` machines each.
+def commitment_of(
+    machines: int, needed: Sequence[float], price_usd: float, *, discount: float
+) -> Commitment:
+    """A commitment over a day of equal steps with `needed` machines each.
 
-    >>> cost_of_hours([1, 1, 2, 4], 10.0, discount=0.3, committed=2).total_usd
+    price_usd  of a machine for a step, on demand
+
+    >>> commitment_of(2, [1, 1, 2, 4], 10.0, discount=0.3).usd_per_day
     76.0
     """
-    rate = price_usd_per_hour * (1 - discount)
-    on_demand = sum(max(0.0, number - committed) for number in needed)
-    unused = sum(max(0.0, committed - number) for number in needed)
-    return HoursCost(committed * rate * len(needed) + on_demand * price_usd_per_hour, unused * rate)
+    rate = price_usd * (1 - discount)
+    on_demand = sum(max(0.0, number - machines) for number in needed)
+    unused = sum(max(0.0, machines - number) for number in needed)
+    total_usd = machines * rate * len(needed) + on_demand * price_usd
+    return Commitment(machines, total_usd, unused * rate)
 
 
 def best_commitment(needed: Sequence[float], *, discount: float) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmi_bench.analysis.fleet.money import (
     Purchase,
     best_commitment,
-    cost_of_hours,
+    commitment_of,
 )
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
@@ -31,9 +31,9 @@ FOUR_HOURS = [1, 1, 2, 4]  # machines needed in each of four hours, at 10 USD an
 def test_committed_machines_are_paid_for_used_or_not(
     committed, committed_usd, on_demand_usd, unused_usd
 ):
-    cost = cost_of_hours(FOUR_HOURS, 10.0, discount=0.3, committed=committed)
+    cost = commitment_of(committed, FOUR_HOURS, 10.0, discount=0.3)
     assert cost.unused_usd == pytest.approx(unused_usd)
-    assert cost.total_usd == pytest.approx(committed_usd + on_demand_usd)
+    assert cost.usd_per_day == pytest.approx(committed_usd + on_demand_usd)
 
 
 def test_a_machine_that_is_needed_for_half_the_hours_does_not_pay_at_30_per_cent_off():
@@ -45,7 +45,7 @@ def test_a_machine_that_is_needed_for_half_the_hours_does_not_pay_at_30_per_cent
 @given(needed=st.lists(st.integers(0, 6), min_size=1, max_size=12), discount=st.floats(0.0, 0.9))
 def test_the_best_commitment_costs_no_more_than_any_other(needed, discount):
     def cost(committed):
-        return cost_of_hours(needed, 1.0, discount=discount, committed=committed).total_usd
+        return commitment_of(committed, needed, 1.0, discount=discount).usd_per_day
 
     best = cost(best_commitment(needed, discount=discount))
     assert all(best <= cost(other) + 1e-9 for other in range(8))
