@@ -10,7 +10,6 @@ from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.fleet.answer import Candidate, InputPrices, MemoryUse, SloOutlook
 from lmi_bench.analysis.fleet.measured_load import CapacityBelief, Verdict
 from lmi_bench.analysis.fleet.money import (
-    Cost,
     blended_as_published,
     fleet_cost,
     usd_per_1m_tokens,
@@ -186,23 +185,18 @@ def build_candidate(
         sure = uncertainty.Uncertainty.of(copy.fit, load, spread=True)
     loaded = _LoadedFleet(request, layout, copy, machines, operating, observed, sure)
     rates = loaded.rates()
-    figures: dict[str, uncertainty.Estimate | None] = {**rates}
-    withheld: dict[str, str] = {}
-    for metric, statistic in dict.fromkeys(
-        (*_SHOWN, *((slo.metric, slo.statistic) for slo in request.slos))
-    ):
-        key = f"{metric}_{statistic}_ms"
-        figures[key] = loaded.latency(metric, statistic) if reason is None else None
-        if reason is not None:
-            withheld[key] = reason
+    latencies = {
+        f"{metric}_{statistic}_ms": loaded.latency(metric, statistic) if reason is None else None
+        for metric, statistic in (*_SHOWN, *((slo.metric, slo.statistic) for slo in request.slos))
+    }
     measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
     return Candidate(
         instance=layout.instance.instance_type, instances=machines,
         tensor_parallel=layout.tensor_parallel, copies=layout.copies,
-        accelerator=layout.instance.accelerator.name, **loaded.prices(), figures=figures,
-        withheld=withheld,
+        accelerator=layout.instance.accelerator.name, **loaded.prices(),
+        figures=rates | latencies, withheld=dict.fromkeys(latencies, reason) if reason else {},
         slos=tuple(
-            SloOutlook.of(slo, figures[f"{slo.metric}_{slo.statistic}_ms"], measured=measured)
+            SloOutlook.of(slo, latencies[f"{slo.metric}_{slo.statistic}_ms"], measured=measured)
             for slo in request.slos
         ),
         memory=loaded.memory(), limited_by=copy.limited_by,
@@ -210,7 +204,11 @@ def build_candidate(
         price_provenance=layout.instance.price_provenance,
         profile_provenance=request.profile.provenance, warnings=copy.warnings,
         setting=layout.setting, attainment=None,
-        cost=loaded.cost(rates["capacity_tokens_per_s"].value),
+        cost=fleet_cost(
+            layout, request.purchase, request.availability,
+            needed=machines_needed(request, layout, copy) or 1, machines=machines,
+            capacity_tokens_per_s=rates["capacity_tokens_per_s"].value,
+        ),
     )  # fmt: skip
 
 
@@ -283,18 +281,6 @@ class _LoadedFleet:
             computed=price_of(computed),
             cached=price_of(replace(computed, cached_tokens=steady.cached_tokens + more)),
             cached_share=steady.cached_tokens / steady.input_tokens,
-        )
-
-    def cost(self, capacity_tokens_per_s: float) -> Cost:
-        """The parts of the price, and the cost of tokens at the capacity."""
-        request = self.request
-        return fleet_cost(
-            self.layout,
-            request.purchase,
-            request.availability,
-            needed=machines_needed(request, self.layout, self.copy) or 1,
-            machines=self.machines,
-            capacity_tokens_per_s=capacity_tokens_per_s,
         )
 
     def rates(self) -> dict[str, uncertainty.Estimate]:
