@@ -154,15 +154,6 @@ class DayResult:
         return None if price_usd_per_hour is None else self.machine_hours * price_usd_per_hour
 
 
-def tracking_target_per_s(capacity_per_s: float, growth_per_s: float, start_s: float) -> float:
-    """C_slo / (1 + g * start_s): the load of a machine at which a new one is ready in time.
-
-    >>> tracking_target_per_s(10.0, 0.001, 250.0)
-    8.0
-    """
-    return capacity_per_s / (1 + growth_per_s * start_s)
-
-
 def play_day(
     curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: float = STEP_S
 ) -> DayResult:
@@ -238,7 +229,7 @@ def plan_day(
     """
     if not 0 < least_slo_share <= 1:
         raise InputError(f"the SLO share must be above 0 and at most 1, got {least_slo_share:g}")
-    target = tracking_target_per_s(capacity_per_s, curve.steepest_growth_per_s(), start_up.total_s)
+    target = capacity_per_s / (1 + curve.steepest_growth_per_s() * start_up.total_s)
     scaling = Scaling(capacity_per_s, target, most=max(1000, math.ceil(curve.peak_per_s / target)))
     flat_machines = max(1, math.ceil(curve.peak_per_s / capacity_per_s - 1e-9))
     fixed = Scaling(capacity_per_s, capacity_per_s, least=flat_machines, most=flat_machines)

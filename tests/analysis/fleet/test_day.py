@@ -16,7 +16,6 @@ from lmi_bench.analysis.fleet.day import (
     plan_day,
     play_day,
     shaped,
-    tracking_target_per_s,
 )
 from lmi_bench.analysis.fleet.start_up import (
     DOUBT,
@@ -211,8 +210,10 @@ def test_a_peak_between_two_steps_is_refused():
 
 
 def test_head_room_follows_growth_and_start_up():
-    """A load that grows 0.1 % a second grows by a quarter in 250 s: 10 / 1.25."""
-    assert tracking_target_per_s(10.0, 0.001, 250.0) == pytest.approx(8.0)
+    """From 2 to 10 req/s in two hours, a load grows by a quarter of 2 in 450 s: 10 / 1.25."""
+    curve = shaped("office", peak_per_s=10.0, least_share=0.2)
+    day = plan_day(curve, start_up(450), capacity_per_s=10.0)
+    assert day.scaling.target_per_s == pytest.approx(8.0)
 
 
 def test_the_steepest_growth_of_a_ramp_is_its_slope_over_its_start():
