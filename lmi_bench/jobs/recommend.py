@@ -328,7 +328,7 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
         base = base or BUNDLED_CPU_PRIOR
     local = _this_machine(settings, base) if base is not None and ours else None
     placed = [_placed(settings, run, at, len(runs), local=local) for at, run in enumerate(runs)]
-    closed = [each for each in placed if from_run.has_closed_loop(each.run)]
+    closed = [each for each in placed if not all(line.load.is_open for line in each.run.levels)]
     profile, accuracy = base or from_run.prior_for_run(first, ()), None
     if closed:
         listener.note(from_run.calibrated_levels([each.run for each in closed]))

@@ -246,11 +246,6 @@ def calibrated_levels(runs: Sequence[Run]) -> str:
     return f"calibrating on {len(lines) - len(out)} measured level(s){left_out}"
 
 
-def has_closed_loop(run: Run) -> bool:
-    """Whether a level is a closed loop, so that a profile can be calibrated on the run."""
-    return not all(line.load.is_open for line in run.levels)
-
-
 def calibrate_on_runs(
     base: EngineProfile | None,
     placed: Sequence[PlacedRun],

@@ -14,7 +14,6 @@ from lmi_bench.analysis.fit.from_run import (
     calibrate_on_runs,
     calibrated_levels,
     cells_from_run,
-    has_closed_loop,
     profile_of_fit,
     run_dtype,
     run_model,
@@ -162,7 +161,6 @@ def test_levels_that_say_nothing_of_the_planned_load_are_no_loads():
     late.levels[0] = replace(late.levels[0], valid=False)  # the generator fell behind
     assert loads_from_run(PlacedRun(late, INSTANCE), WORKLOAD) == []
     assert loads_from_run(PlacedRun(sweep_of(TGI_2023), INSTANCE), WORKLOAD) == []
-    assert not has_closed_loop(poisson_run())
 
 
 def test_levels_that_missed_failed_or_stopped_are_left_out():
