@@ -4,8 +4,6 @@ A robust least-squares fit with a normal prior of the logarithms; its Jacobian g
 (Laplace's approximation). The remainder is a `discrepancy`, scaled by its marginal likelihood.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -68,7 +66,7 @@ class _Prior:
     cells: tuple[MeasuredLevel, ...]
 
     @classmethod
-    def of(cls, base: EngineProfile, cells: Sequence[MeasuredLevel]) -> _Prior:
+    def of(cls, base: EngineProfile, cells: Sequence[MeasuredLevel]) -> "_Prior":
         names = [name for name in PARAMETER_NAMES if base.log_sd.get(name, 0.0) > 0]
         sd = [base.log_sd[name] for name in names]
         counts = Counter(cell.setup.instance.accelerator.name for cell in cells)

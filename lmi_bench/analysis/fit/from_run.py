@@ -4,8 +4,6 @@ A level counts if all its requests are equal and were answered, and sent when th
 of a simulated run get 80 % intervals from the profile that predicted its step times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -253,7 +251,7 @@ def calibrate_on_runs(
     *,
     dtype: str | None = None,
     kv_dtype: str | None = None,
-) -> tuple[EngineProfile, tuple[LevelAccuracy, ...]]:
+) -> tuple[EngineProfile, tuple["LevelAccuracy", ...]]:
     """The profile fitted to all usable levels of the runs, and its accuracy on them.
 
     base  prior of the fit; None: the prior of the engine that answered
@@ -299,7 +297,7 @@ class LevelAccuracy(JsonValue):
         return {"concurrency": self.concurrency, **pairs}
 
     @classmethod
-    def from_json(cls, content: object, where: str = "") -> LevelAccuracy:
+    def from_json(cls, content: object, where: str = "") -> "LevelAccuracy":
         """Inverse of `to_json`; raises KeyError, TypeError or ValueError for anything else."""
         if not isinstance(content, Mapping):
             raise TypeError(f"{where} is {content!r}")

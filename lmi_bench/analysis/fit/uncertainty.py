@@ -8,8 +8,6 @@ with S the posterior of the parameters and J the derivatives of the figure by th
 same names differ, and so do models and devices that no cell has (transfer).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,11 +64,11 @@ class Estimate(JsonValue):
     low: float
     high: float
 
-    def times(self, factor: float) -> Estimate:
+    def times(self, factor: float) -> "Estimate":
         """The figure in another unit."""
         return Estimate(self.value * factor, self.low * factor, self.high * factor)
 
-    def in_ms(self) -> Estimate:
+    def in_ms(self) -> "Estimate":
         """A time in seconds as milliseconds."""
         return self.times(MS_PER_S)
 
@@ -110,7 +108,7 @@ class Uncertainty:
     @classmethod
     def of(
         cls, profile: EngineProfile | Fit, cell: MeasuredLevel, *, spread: bool = False
-    ) -> Uncertainty:
+    ) -> "Uncertainty":
         """The uncertainty of a profile's or a fit's figures at a cell: model, machine and load.
 
         spread  whether the users of a closed loop are known to start and stay out of step
@@ -385,7 +383,7 @@ class TimeFactors:
         return Estimate(rate, rate / self.steps, rate * self.shorter)
 
     @classmethod
-    def at(cls, fit: Fit, cell: MeasuredLevel) -> TimeFactors:
+    def at(cls, fit: Fit, cell: MeasuredLevel) -> "TimeFactors":
         """The factors of a cell's copy. Raises InputError where it cannot run."""
         step = _busy_step(fit, cell)
         ttft = _closed_loop(fit, cell, 1, "ttft_mean_s")

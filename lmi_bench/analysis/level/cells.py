@@ -1,7 +1,5 @@
 """Predicts a level of equal requests (a cell), a closed loop of users or an open one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -153,7 +151,7 @@ def _wait_to_join_s(cell: MeasuredLevel, tpot_s: float, e2e_s: float) -> float:
 
 def _closed_loops(
     profile: EngineProfile, cell: MeasuredLevel, model: PricedSteps, slots: int, *, smooth: bool
-) -> list[_Answers]:
+) -> list["_Answers"]:
     """The requests of each copy with its share of the users."""
     limits = CopyLimits(
         cell.input_tokens, cell.output_tokens, slots, profile.max_prefill_tokens,

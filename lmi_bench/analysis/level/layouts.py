@@ -1,7 +1,5 @@
 """Layouts of a catalog, the workload on them, and one copy as the engine would run it."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -75,7 +73,7 @@ class Layout:
             device += f" on {self.instance.instance_type}"
         return device, link, self.tensor_parallel, self.setting.of_a_copy
 
-    def setup(self, workload: Workload) -> Setup:
+    def setup(self, workload: "Workload") -> Setup:
         """One copy. workload: as this layout's setting serves it."""
         return Setup(
             workload.shape, self.instance, self.tensor_parallel, workload.dtype, workload.kv_dtype,
@@ -83,7 +81,7 @@ class Layout:
             max(1, self.copies),
         )  # fmt: skip
 
-    def rejected(self, reason: str) -> Rejection:
+    def rejected(self, reason: str) -> "Rejection":
         """This layout as one that is out."""
         name, setting = self.instance.instance_type, self.setting.describe() or None
         return Rejection(name, self.tensor_parallel, self.copies, reason, setting=setting)
@@ -161,7 +159,7 @@ class Workload:
     @classmethod
     def mixed(
         cls, shape: ModelShape, dtype: str, kinds: Sequence[RequestKind], **more: Any
-    ) -> Workload:
+    ) -> "Workload":
         """Requests of several kinds; raises InputError without any."""
         whole = sum(kind.share for kind in kinds)
         if not whole > 0 or any(kind.share < 0 for kind in kinds):
@@ -171,7 +169,7 @@ class Workload:
         means = max(1, round(prompt)), max(1, round(answer))
         return cls(shape, dtype, *means, kinds=tuple(kinds), **more)
 
-    def under(self, setting: EngineSetting) -> Workload:
+    def under(self, setting: EngineSetting) -> "Workload":
         """The workload as an engine with that setting serves it."""
         return replace(
             self,
