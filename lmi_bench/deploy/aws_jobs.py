@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from lmi_bench.analysis.fleet.answer import Question, Recommendation
 from lmi_bench.catalog.models import find_model_entry
@@ -27,6 +27,7 @@ _LEAST_REQUESTS: Final = 300
 _REQUESTS_PER_USER: Final = 10
 FRAMEWORKS: Final = {"lmi": "LMI", "vllm": "VLLM"}
 """The jobs' names of the servers that they know."""
+_TEMPLATE: Final = "deploy/sagemaker.yaml"
 _RECOMMEND: Final = "create_ai_recommendation_job"
 
 
@@ -59,7 +60,7 @@ def job_files(
         metric = "ttft-ms"  # what the job shall improve first
     values = {
         **{part: f"{stem}-{part}" for part in ("workload", "benchmark", "recommendation")},
-        "aiperf": json.dumps(_workload(plan, answer.question)),
+        "aiperf": _workload(plan, answer.question),
         "endpoint": name,
         "role_arn": endpoint.role_arn,
         "output_uri": endpoint.jobs_output_uri,
@@ -68,7 +69,7 @@ def job_files(
         "framework": FRAMEWORKS[server.kind],
         "machines": types,
     }
-    requests = filled("deploy/sagemaker.yaml", wanted, values)
+    requests = filled(_TEMPLATE, wanted, values)
     for operation, parameters in requests.items():
         check_request(operation, parameters)
     return {
@@ -77,26 +78,22 @@ def job_files(
     }, left_out
 
 
-def _workload(plan: DeploymentPlan, question: Question) -> dict[str, Any]:
+def _workload(plan: DeploymentPlan, question: Question) -> str:
     """AIPerf's settings: the plan's lengths, and its requests in flight over all machines."""
     copies = plan.instances * plan.copies
     users = question.users or max(1, math.ceil((plan.concurrency or 1) * copies))
     kinds = [(kind.input_tokens, kind.output_tokens, kind.share) for kind in question.kinds]
     ins, outs, shares = zip(*kinds, strict=True) if kinds else ((), (), ())
-    return {
-        "benchmark": {"type": "aiperf"},
-        "parameters": {
-            "tokenizer": _tokenizer(plan),
-            "concurrency": users,
-            "request_count": max(_LEAST_REQUESTS, _REQUESTS_PER_USER * users),
-            "prompt_input_tokens_mean": question.input_tokens,
-            "prompt_input_tokens_stddev": _deviation(ins, shares),
-            "output_tokens_mean": question.output_tokens,
-            "output_tokens_stddev": _deviation(outs, shares),
-            "streaming": True,
-        },
-        "tooling": {"api_standard": "openai"},
+    values = {
+        "tokenizer": _tokenizer(plan),
+        "users": users,
+        "requests": max(_LEAST_REQUESTS, _REQUESTS_PER_USER * users),
+        "input_tokens": question.input_tokens,
+        "input_deviation": _deviation(ins, shares),
+        "output_tokens": question.output_tokens,
+        "output_deviation": _deviation(outs, shares),
     }
+    return json.dumps(filled(_TEMPLATE, ["aiperf"], values)["aiperf"])
 
 
 def _tokenizer(plan: DeploymentPlan) -> str:
