@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import PROPERTIES, unpack_properties
 from lmi_bench.deploy.bundled_engine import BundledSettings, bundled_settings
@@ -14,16 +14,6 @@ from lmi_bench.deploy.option_table import effective_settings, untranslated_varia
 from lmi_bench.deploy.properties import parse_properties, read_properties
 from lmi_bench.models.folder import is_model_folder
 from lmi_bench.targets.profiles import SHIPPED
-
-_TGI_LIMITS: Final = {
-    "MAX_CONCURRENT_REQUESTS": "max_concurrent_requests",
-    "MAX_TOTAL_TOKENS": "max_model_len",
-    "MAX_INPUT_TOKENS": "max_input_tokens",
-    "MAX_INPUT_LENGTH": "max_input_tokens",  # the older name
-    "MAX_BATCH_PREFILL_TOKENS": "max_rolling_batch_prefill_tokens",
-    "MAX_WAITING_TOKENS": "max_waiting_tokens",
-    "MAX_BATCH_TOTAL_TOKENS": "max_batch_total_tokens",
-}
 
 
 def load_properties(path: Path) -> dict[str, str]:
@@ -117,7 +107,8 @@ def limits_from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, 
     above 0, and if both variables for the maximum prompt length are set.
     """
     found: dict[str, tuple[str, int]] = {}
-    for variable, setting in _TGI_LIMITS.items():
+    for row in read_rows("tgi_limits.csv", "jobs"):  # MAX_INPUT_LENGTH is the older name
+        variable, setting = row["variable"], row["setting"]
         text = environ.get(variable, "").strip()
         if not text:
             continue
