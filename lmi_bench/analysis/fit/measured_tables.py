@@ -244,7 +244,7 @@ _LEAST_SHARE: Final = 0.8  # of the stated lengths
 _MEAN_SHARE: Final = (1 + _LEAST_SHARE) / 2
 _REQUESTS_PER_USER: Final = 10
 _OVERFILLED: Final = 1.3
-_ENGINES: Final = (("sglang", "sglang"), ("trt", "trt"), ("vllm", "vllm"), ("atom", "atom"))
+_ENGINES: Final = ("sglang", "trt", "vllm", "atom")
 _HOST: Final = 8  # devices that NVLink or xGMI joins
 _HOSTS: Final[Mapping[str, int]] = {"GB200": 72, "GB300": 72}
 _FP8_CACHES: Final = ("B200", "MI300X")
@@ -254,7 +254,7 @@ _RACK: Final = re.compile(r"[-_](nvl?72|dgx.*|nb|cw|amd|nv)$")
 def _inferencex_engine(row: Row) -> str:
     """The engine below a framework: `dynamo-trt` is `trt`, `mori-sglang` is `sglang`."""
     framework = row["framework"].strip().lower()
-    return next((name for part, name in _ENGINES if part in framework), framework)
+    return next((name for name in _ENGINES if name in framework), framework)
 
 
 def _inferencex_cell(row: Row) -> MeasuredLevel:
