@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ from lmi_bench.jobs.planned import planned_setup
 from lmi_bench.jobs.settings.plan import CalibrateSettings, ValidateSettings
 from lmi_bench.targets.profiles import SHIPPED, find_profile
 
+_KEY = attrgetter(  # what tells levels to measure apart
+    "setup.shape.name", "setup.instance.instance_type", "setup.tensor_parallel",
+    "input_tokens", "output_tokens", "concurrency", "rate_per_s",
+)  # fmt: skip
 _USERS = (1, 4, 16, 64, 256)
 _INFORMATIVE: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
 _MOST_LINES = 48  # of a table: the time of a fit grows faster than their number, to over a minute
@@ -174,18 +179,12 @@ def _next(
             f"{setup.shape.name} in {setup.dtype} fits {setup.instance.instance_type} at no "
             "tensor-parallel degree: nothing can be measured there"
         )
-    known = {_key(cell) for cell in fit.cells}
-    candidates = [cell for cell in wanted if _key(cell) not in known]
+    known = {_KEY(cell) for cell in fit.cells}
+    candidates = [cell for cell in wanted if _KEY(cell) not in known]
     chosen = (candidates[n] for n in choose_cells(fit, candidates, wanted, count, _INFORMATIVE))
     return tuple(
         (each, estimates(fit, each, _INFORMATIVE)["throughput_tokens_per_s"]) for each in chosen
     )
-
-
-def _key(cell: MeasuredLevel) -> tuple[object, ...]:
-    setup, lengths = cell.setup, (cell.input_tokens, cell.output_tokens)
-    place = (setup.shape.name, setup.instance.instance_type, setup.tensor_parallel)
-    return (*place, *lengths, cell.concurrency, cell.rate_per_s)
 
 
 def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
@@ -203,8 +202,8 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
                 input_tokens=prompt, load=Load(users), num_requests=3 * users, replicas=1,
                 max_sequences=None,
             )  # fmt: skip
-            if _key(cell) not in grid and can_run(fit.profile, cell):
-                grid[_key(cell)] = cell
+            if _KEY(cell) not in grid and can_run(fit.profile, cell):
+                grid[_KEY(cell)] = cell
     return list(grid.values())
 
 

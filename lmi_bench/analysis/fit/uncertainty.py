@@ -11,7 +11,8 @@ same names differ, and so do models and devices that no cell has (transfer).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from operator import attrgetter
+from typing import Final
 
 from lmi_bench.analysis.fit.discrepancy import ERRORS, observe
 from lmi_bench.analysis.fit.fit import SCHEDULER_BATCHES, Fit, derivatives, fit_of_profile
@@ -53,6 +54,9 @@ _LASTING_REQUESTS = 1 << 20  # requests of one copy: more than fit any cache
 _REQUESTS_PER_USER = 10
 _OPEN_LOOP_S = 120.0
 _MOST_REQUESTS, _LEAST_REQUESTS = 2000, 200
+_COPY = attrgetter(  # what copies of one capacity have in common
+    "setup.shape.name", "setup.instance.accelerator.name", "setup.tensor_parallel", "setup.dtype"
+)
 _BRIEF_REQUESTS = 500  # interval widths within 3 % of those by 2,000
 
 
@@ -166,7 +170,7 @@ def why_withheld(fit: Fit, cell: MeasuredLevel) -> str | None:
     least = 1 / _busy_step(fit, _lasting(cell)).up
     if share <= max(LATENCY_LOAD_LIMIT, least) + _ROUNDING or any(
         known.rate_per_s is not None
-        and _copy(known) == _copy(cell)
+        and _COPY(known) == _COPY(cell)
         and load_share(fit, known) > LATENCY_LOAD_LIMIT
         for known in fit.cells
     ):
@@ -345,15 +349,6 @@ def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> F
     """The factor of one figure with users that send one request each."""
     level = replace(cell, load=Load(users), arrivals_s=(), num_requests=users)
     return _factors(fit, level, [metric])[metric]
-
-
-def _copy(cell: MeasuredLevel) -> tuple[Any, ...]:
-    return (
-        cell.setup.shape.name,
-        cell.setup.instance.accelerator.name,
-        cell.setup.tensor_parallel,
-        cell.setup.dtype,
-    )
 
 
 def load_share(fit: Fit, cell: MeasuredLevel) -> float:
