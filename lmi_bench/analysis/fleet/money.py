@@ -45,12 +45,6 @@ class Purchase:
     def __post_init__(self) -> None:
         if self.kind not in PURCHASE_KINDS:
             raise InputError(f"--purchase {self.kind}: use {', '.join(PURCHASE_KINDS)}")
-        if self.discount is not None and not 0 <= self.discount < 1:
-            raise InputError(
-                f"--commit-discount must be at least 0 and below 1, got {self.discount:g}"
-            )
-        if self.committed is not None and self.committed < 0:
-            raise InputError(f"--committed must be 0 or more machines, got {self.committed}")
         if self.kind == "on-demand" and self.discount:
             raise InputError("--commit-discount needs --purchase savings-plan, reserved or spot")
         if self.committed is not None and self.kind not in _COMMITTED:
@@ -148,16 +142,6 @@ class Requirements:
     max_usd_per_month: float | None = None
     max_usd_per_1m_output: float | None = None
     regions: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for flag, value in (
-            ("--min-throughput", self.min_throughput_tokens_per_s),
-            ("--max-usd-per-hour", self.max_usd_per_hour),
-            ("--max-usd-per-month", self.max_usd_per_month),
-            ("--max-usd-per-1m", self.max_usd_per_1m_output),
-        ):
-            if value is not None and not value > 0:
-                raise InputError(f"{flag} must be above 0, got {value:g}")
 
     def split_by_region(
         self, instances: Sequence[Instance]

@@ -63,8 +63,6 @@ class RecommendRequest:
     settings: tuple[EngineSetting, ...] = (AS_STATED,)
 
     def __post_init__(self) -> None:
-        if any(degree < 1 for degree in self.degrees or ()):
-            raise InputError(f"--tp must be at least 1, got {min(self.degrees or ())}")
         if self.routing not in get_args(Routing):
             raise InputError(f"--router {self.routing}: use {', '.join(get_args(Routing))}")
         if not 0 <= self.discount < 1:

@@ -97,10 +97,10 @@ class RecommendSettings(Settings):
     router: str = option(planning.ROUTER, value="random")
     slo: tuple[str, ...] = option(value=(), group=planning.LIMITS)
     objective: str = option(value="cost", group=planning.LIMITS, one_of=OBJECTIVES)
-    min_throughput: float | None = option(group=planning.LIMITS)
-    max_usd_per_hour: float | None = option(group=planning.LIMITS)
-    max_usd_per_month: float | None = option(group=planning.LIMITS)
-    max_usd_per_1m: float | None = option(group=planning.LIMITS)
+    min_throughput: float | None = option(group=planning.LIMITS, must="above 0")
+    max_usd_per_hour: float | None = option(group=planning.LIMITS, must="above 0")
+    max_usd_per_month: float | None = option(group=planning.LIMITS, must="above 0")
+    max_usd_per_1m: float | None = option(group=planning.LIMITS, must="above 0")
     instance: tuple[str, ...] = option(
         value=(), default="all, or the run's", group=planning.MACHINES
     )
@@ -125,7 +125,10 @@ class RecommendSettings(Settings):
     purchase: str = option(value="on-demand", group=planning.PRICES)
     commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
     committed: int | None = option(
-        default="as many as are needed", group=planning.PRICES, rare=True
+        default="as many as are needed",
+        group=planning.PRICES,
+        rare=True,
+        must="0 or more machines",
     )
     availability: str = option(value="none", group=planning.LIMITS)
     blended_ratio: float = option(value=3.0, must="at least 0", group=planning.PRICES, rare=True)

@@ -81,8 +81,6 @@ def test_without_a_rate_or_a_discount_there_is_no_committed_price():
     ("options", "message"),
     [
         ({"kind": "lease"}, "on-demand, savings-plan"),
-        ({"kind": "reserved", "discount": 1.0}, "below 1"),
-        ({"kind": "reserved", "discount": 0.1, "committed": -1}, "0 or more"),
         ({"discount": 0.1}, "needs --purchase"),
         ({"kind": "spot", "discount": 0.1, "committed": 2}, "needs --purchase savings-plan"),
     ],

@@ -168,9 +168,3 @@ def test_the_winner_has_the_least_of_what_its_objective_names(objective):
         return candidate.price_usd_per_hour
 
     assert value(answer.recommended) == pytest.approx(min(map(value, answer.candidates)))
-
-
-@pytest.mark.parametrize("name", ["max_usd_per_hour", "min_throughput_tokens_per_s"])
-def test_a_limit_must_be_above_zero(name):
-    with pytest.raises(InputError, match="above 0"):
-        Requirements(**{name: 0.0})
