@@ -25,7 +25,7 @@ UNFINISHED = ".new"  # how the name of a file ends that is being written
 
 def lock_folder(path: Path) -> int:
     """Lock the folder until `close` or the end of the process, even if it is killed."""
-    fd = _open_plain(path / LOCK, os.O_RDWR | os.O_CREAT)
+    fd = open_plain(path / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
@@ -112,20 +112,30 @@ def table_rows(text: str, source: object) -> list[dict[str, Any]]:
 
 def append_and_sync(path: Path, data: bytes) -> None:
     """Append and wait until the bytes are on the disk."""
-    with open(path, "ab", opener=_open_plain) as file:
+    with open(path, "ab", opener=open_plain) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _open_plain(path: str | Path, flags: int) -> int:
-    """Open a run's own file; raises InputError for a symbolic link, which would lead elsewhere."""
+def open_plain(path: str | Path, flags: int) -> int:
+    """Open a file of lmi-bench's own; raises InputError for a symbolic link."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as exc:
         if exc.errno != errno.ELOOP:
             raise
-        raise InputError(f"{path} is a symbolic link: a run folder has plain files only") from exc
+        raise _leads_elsewhere(path) from exc
+
+
+def check_plain(*paths: Path) -> None:
+    """Raise InputError for a symbolic link: what the program names itself leads nowhere else."""
+    if link := next((path for path in paths if path.is_symlink()), None):
+        raise _leads_elsewhere(link)
+
+
+def _leads_elsewhere(path: str | Path) -> InputError:
+    return InputError(f"{path} is a symbolic link: remove it, or put a plain file in its place")
 
 
 def write_whole(path: Path, content: Any) -> None:
@@ -143,8 +153,7 @@ def write_whole(path: Path, content: Any) -> None:
 
 def drop_torn_tail(path: Path) -> None:
     """Cut off an incomplete last line, which a kill during a write leaves behind."""
-    path.touch()
-    with open(path, "r+b", opener=_open_plain) as file:
+    with open(path, "r+b", opener=lambda at, flags: open_plain(at, flags | os.O_CREAT)) as file:
         size = place = file.seek(0, os.SEEK_END)
         whole = 0
         while place > 0 and not whole:
@@ -166,11 +175,21 @@ def write_text(path: Path, text: str) -> None:
     Raises InputError if the path cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
         else:
-            replace_file(path.resolve(), text.encode(errors="backslashreplace"))
+            write_inside(path.resolve() if path.is_symlink() else path, text)
+    except OSError as exc:
+        raise InputError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def write_inside(path: Path, content: str | bytes) -> None:
+    """As `write_text`, for a file that the program names itself: a link in its place is refused."""
+    check_plain(path)
+    data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data)
     except OSError as exc:
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc
 

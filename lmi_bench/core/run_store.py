@@ -37,6 +37,7 @@ from lmi_bench.core.units import plural
 
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
 SLO_ANSWER, CLOUDWATCH = "slo.json", "cloudwatch.json"
+_FILES = (MANIFEST, REQUESTS, LEVELS, KNEES, SLO_ANSWER, CLOUDWATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class RunStore(AbstractContextManager["RunStore"]):
             store = cls(path, Manifest.from_json(redact(manifest.to_json(), secrets)), secrets)
             on_failure.callback(store.close)
             for name in (REQUESTS, LEVELS):
-                (path / name).touch()
+                durable.append_and_sync(path / name, b"")
             durable.write_whole(path / MANIFEST, store.manifest.to_json())
             on_failure.pop_all()
         return store
@@ -101,7 +102,7 @@ class RunStore(AbstractContextManager["RunStore"]):
         """
         if not (path / MANIFEST).exists():
             raise InputError(f"{path} holds no run to resume: leave --resume out to begin one")
-        manifest = read_manifest(path / MANIFEST)
+        manifest = load_manifest(path)
         if manifest.scenario_hash != asked.scenario_hash:
             now = redact(asked.scenario.to_json(), secrets)
             raise InputError(
@@ -188,11 +189,12 @@ def _writing(path: Path, what: str, help_text: str) -> Iterator[None]:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """The manifest of a run folder; raises InputError when it is no run, or a newer one."""
+    """The manifest of a run folder; raises InputError for no run, a newer one, or one of links."""
     if not path.exists():
         raise InputError(f"there is no run folder {path}")
     if not (path / MANIFEST).exists():
         raise InputError(f"{path} is not a run folder: it has no {MANIFEST}")
+    durable.check_plain(*(path / name for name in _FILES))
     return read_manifest(path / MANIFEST)
 
 

@@ -23,6 +23,7 @@ from lmi_bench import __version__
 from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.templates import filled, read_template
+from lmi_bench.core.durable import write_inside
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import LATENCY_KEY, STATISTICS, Level, Metric, Statistics
 from lmi_bench.core.run_store import Run
@@ -58,30 +59,26 @@ def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path
     """
     if not run.levels:
         raise InputError(f"{run.path} has no finished level: there is nothing to export")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        match export_format:
-            case "json":
-                path = folder / "run.json"
-                answer = run.slo_answer
-                content = {
-                    "manifest": run.manifest.to_json(),
-                    "levels": [level.to_json() for level in run.levels],
-                    "knees": None if run.knees is None else [each.to_json() for each in run.knees],
-                    "slo_answer": None if answer is None else answer.to_json(),
-                }
-                path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-                return [path]
-            case "llm-d":
-                files = []
-                for stage, line in enumerate(run.levels):
-                    report = yaml.safe_dump(_report(run, line, stage), sort_keys=False)
-                    files.append(folder / f"level-{stage}.yaml")
-                    files[-1].write_text(report, encoding="utf-8")
-                return files
-        return _write_tables(run, folder, export_format)
-    except OSError as exc:
-        raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc
+    match export_format:
+        case "json":
+            path = folder / "run.json"
+            answer = run.slo_answer
+            content = {
+                "manifest": run.manifest.to_json(),
+                "levels": [level.to_json() for level in run.levels],
+                "knees": None if run.knees is None else [each.to_json() for each in run.knees],
+                "slo_answer": None if answer is None else answer.to_json(),
+            }
+            write_inside(path, json.dumps(content, indent=2) + "\n")
+            return [path]
+        case "llm-d":
+            files = []
+            for stage, line in enumerate(run.levels):
+                report = yaml.safe_dump(_report(run, line, stage), sort_keys=False)
+                files.append(folder / f"level-{stage}.yaml")
+                write_inside(files[-1], report)
+            return files
+    return _write_tables(run, folder, export_format)
 
 
 def _write_tables(run: Run, folder: Path, export_format: Literal["csv", "parquet"]) -> list[Path]:
@@ -91,11 +88,12 @@ def _write_tables(run: Run, folder: Path, export_format: Literal["csv", "parquet
             continue
         path = folder / f"{name}.{export_format}"
         try:
-            getattr(table, f"to_{export_format}")(path, index=False)
+            content = getattr(table, f"to_{export_format}")(index=False)
         except ImportError as exc:
             raise InputError(
                 "Parquet needs pyarrow: pip install 'lmi-bench[parquet]', or use --format csv"
             ) from exc
+        write_inside(path, content)
         files.append(path)
     return files
 

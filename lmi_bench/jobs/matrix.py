@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from lmi_bench.analysis.results.gate import OUTCOMES, Outcome
-from lmi_bench.core.durable import write_text, write_whole
+from lmi_bench.core.durable import write_inside, write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.json_value import check_types
 from lmi_bench.core.listener import SILENT, Listener
@@ -300,5 +300,5 @@ def _write_report(folder: Path, cells: Sequence[Cell]) -> Path | None:
         return None
     runs, labels = [run for run, _ in shown], [title for _, title in shown]
     page = render_html(build_view(runs, [], labels=labels, title="Matrix"))
-    write_text(folder / REPORT_FILE, page)
+    write_inside(folder / REPORT_FILE, page)
     return folder / REPORT_FILE

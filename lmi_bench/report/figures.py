@@ -4,10 +4,12 @@ Drawn on figures of their own, never through pyplot, so that nothing is shared b
 display is needed.
 """
 
+import io
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmi_bench.core.durable import write_inside
 from lmi_bench.core.errors import InputError
 from lmi_bench.report.charts import Chart, Series, build_charts
 from lmi_bench.report.values import ReportView
@@ -36,7 +38,6 @@ def write_figures(view: ReportView, folder: Path, *, file_format: str = "png") -
     if not charts:
         raise InputError("there is no run with a finished level to draw")
     style = str(files("lmi_bench.report") / "page" / "figure.mplstyle")
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for chart in charts:
         path = folder / f"{chart.name}.{file_format}"
@@ -44,7 +45,9 @@ def write_figures(view: ReportView, folder: Path, *, file_format: str = "png") -
             figure = Figure()
             FigureCanvasAgg(figure)
             _draw(figure.add_subplot(), chart)
-            figure.savefig(path, metadata=_NO_DATE.get(file_format))
+            image = io.BytesIO()
+            figure.savefig(image, format=file_format, metadata=_NO_DATE.get(file_format))
+        write_inside(path, image.getvalue())
         paths.append(path)
     return paths
 

@@ -81,7 +81,7 @@ class LivePage:
 
     def finish(self) -> None:
         """Give an open page time to fetch the last state; write the file if nothing else did."""
-        from lmi_bench.core.durable import write_text
+        from lmi_bench.core.durable import write_inside
         from lmi_bench.core.run_store import load_run
         from lmi_bench.report.html import render_html
         from lmi_bench.report.view import build_view
@@ -90,7 +90,7 @@ class LivePage:
             return
         view = build_view([load_run(self._folder)])
         if not self.is_written:
-            write_text(self._folder / REPORT_FILE, render_html(view))
+            write_inside(self._folder / REPORT_FILE, render_html(view))
         self.show(render_html(view, live=True), ended=True)
         now_s = time.monotonic()
         end_s = now_s + (_READER_S if self.asked_s > now_s - _READER_S else 0.0)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from lmi_bench.core import durable
 from lmi_bench.core.durable import append_and_sync, drop_torn_tail, lock_folder, write_text
 from lmi_bench.core.errors import InputError
 
@@ -46,14 +47,24 @@ def test_a_folder_in_the_way_is_refused_in_one_line(tmp_path):
         write_text(tmp_path, "x")
 
 
-@pytest.mark.parametrize("write", [lambda path: append_and_sync(path, b"x"), drop_torn_tail])
-def test_run_files_follow_no_links(tmp_path, write):
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: append_and_sync(path, b"x"),
+        lambda path: durable.write_inside(path, "x"),
+        drop_torn_tail,
+    ],
+)
+def test_run_files_follow_no_links(tmp_path, write, is_there):
+    """Neither to a file nor to a place where one would appear."""
     outside, inside = tmp_path / "outside", tmp_path / "requests.jsonl"
-    outside.write_text("kept")
+    if is_there:
+        outside.write_text("kept")
     inside.symlink_to(outside)
     with pytest.raises(InputError, match="is a symbolic link"):
         write(inside)
-    assert outside.read_text() == "kept"
+    assert outside.read_text() == "kept" if is_there else not outside.exists()
 
 
 def test_a_lock_follows_no_link(tmp_path):

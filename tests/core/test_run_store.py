@@ -22,7 +22,7 @@ from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
 from lmi_bench.core.records import RequestRecord
-from lmi_bench.core.run_store import RunStore, load_run
+from lmi_bench.core.run_store import RunStore, load_run, repair_run
 from lmi_bench.core.scenario import Scenario
 from tests.levels import level_of
 
@@ -112,6 +112,26 @@ def test_another_scenario_is_refused_with_both_hashes_and_the_first_difference(t
 def test_resuming_where_there_is_no_run_says_so(tmp_path):
     with pytest.raises(InputError, match="no run to resume"):
         RunStore.resume(tmp_path / "absent", _manifest())
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_run_of_links_is_neither_read_nor_written(tmp_path, name, is_there):
+    path, outside = tmp_path / "run", tmp_path / "outside"
+    with RunStore.create(path, _manifest()) as store:
+        store.append_level([RECORD], _level(0))
+        store.write_knees([])
+    (path / name).rename(outside)
+    (path / name).symlink_to(outside)
+    content = outside.read_bytes()
+    if not is_there:
+        if name == "manifest.json":
+            return  # then it is no run
+        outside.unlink()
+    for use in (load_run, repair_run, lambda run: RunStore.resume(run, _manifest())):
+        with pytest.raises(InputError, match=rf"{name} is a symbolic link"):
+            use(path)
+    assert outside.read_bytes() == content if is_there else not outside.exists()
 
 
 def test_torn_last_lines_are_dropped_and_finished_levels_kept_byte_for_byte(tmp_path):

@@ -19,6 +19,7 @@ from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.interchange.export import export_run, hardware, level_table
 from lmi_bench.interchange.imports.read import read_results
+from tests.core.test_run_store import no_room
 
 PUBLISHED_COLUMNS = (
     *("model", "instance", "accelerator", "n_accelerators", "tp", "instance_count"),
@@ -95,6 +96,25 @@ def test_tables_read_back_as_they_were_written(run, tmp_path, export_format):
     assert len(requests) == 340
     assert requests["ttft_ms"].tolist() == pytest.approx([100.0] * 340)
     assert requests["tpot_ms"].iloc[0] == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    ("export_format", "name"),
+    [("csv", "requests.csv"), ("json", "run.json"), ("llm-d", "level-1.yaml")],
+)
+def test_no_file_is_written_through_a_link_or_left_torn(run, tmp_path, export_format, name):
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    out.mkdir()
+    outside.write_text("kept")
+    (out / name).symlink_to(outside)
+    with pytest.raises(InputError, match=f"{name} is a symbolic link"):
+        export_run(run, export_format, out)
+    (out / name).unlink()
+    outside.rename(out / name)
+    with no_room(), pytest.raises(InputError, match=r"cannot write .*: File too large"):
+        export_run(run, export_format, out)
+    assert (out / name).read_text() == "kept"
+    assert not list(out.glob("*.new"))
 
 
 def test_json_holds_the_lines_as_they_are(run, tmp_path):

@@ -15,7 +15,7 @@ from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.results.confidence import text_perplexity
 from lmi_bench.analysis.results.repeats import pooled_run, spread
 from lmi_bench.catalog.tables import read_rows
-from lmi_bench.core.durable import write_text
+from lmi_bench.core.durable import write_inside
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import Run
@@ -192,7 +192,7 @@ def optimize(
     results = [replace(each, undecided=undecided_levels(each, results)) for each in results]
     rows = [asdict(result) for result in results]
     content = {"model": recipe.model, "recipe": recipe.model_dump(mode="json"), "variants": rows}
-    write_text(folder / "optimize.json", json.dumps(content, indent=2) + "\n")
+    write_inside(folder / "optimize.json", json.dumps(content, indent=2) + "\n")
     swept = [(each.run, each.name) for each in measured if each.run is not None]
     view = build_view(
         [run for run, _ in swept],
@@ -200,7 +200,7 @@ def optimize(
         title=f"{Path(recipe.model).name}: {len(recipe.variants)} variants",
         tables=optimization_tables(results),
     )
-    write_text(folder / "report.html", render_html(view))
+    write_inside(folder / "report.html", render_html(view))
     return folder, results
 
 
@@ -215,7 +215,7 @@ def _with_known_prompts(recipe: Recipe, folder: Path) -> Recipe:
     text = read_text(source, EVALUATION)
     starts = range(0, max(1, len(text) - length), length)
     lines = [json.dumps({"prompt": text[start : start + length]}) for start in starts]
-    write_text(folder / "prompts.jsonl", "\n".join(lines) + "\n")
+    write_inside(folder / "prompts.jsonl", "\n".join(lines) + "\n")
     evaluate = recipe.evaluate.model_copy(update={"dataset": str(folder / "prompts.jsonl")})
     return recipe.model_copy(update={"evaluate": evaluate})
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from lmi_bench.core.durable import write_text
+from lmi_bench.core.durable import write_inside
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.run_store import load_run
@@ -75,7 +75,7 @@ class LiveReport:
         if self._folder is not None:  # written here, since the process may get little of a core
             try:
                 page = render_html(build_view([load_run(self._folder)]))
-                write_text(self._folder / REPORT_FILE, page)
+                write_inside(self._folder / REPORT_FILE, page)
                 self.note(f"report: {self._folder / REPORT_FILE}")
             except LmiBenchError as exc:
                 self.warn(f"the report was not written: {exc}")

@@ -57,6 +57,14 @@ def folder(tmp_path):
     return tmp_path / "made"
 
 
+def test_a_lock_that_is_a_link_is_refused_and_its_file_kept(tmp_path):
+    (tmp_path / "notes").write_text("kept")
+    (tmp_path / ".lock").symlink_to(tmp_path / "notes")
+    with pytest.raises(InputError, match="is a symbolic link"):
+        make_artefact(tmp_path, KEY, SHAPES, Compiler())
+    assert (tmp_path / "notes").read_text() == "kept"
+
+
 @pytest.mark.parametrize("field", sorted(KEY))
 def test_any_field_that_differs_is_a_refusal_that_names_it(folder, field):
     value = KEY[field]

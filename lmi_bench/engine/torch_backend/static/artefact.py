@@ -23,7 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.core.durable import write_text
+from lmi_bench.core.durable import LOCK, open_plain, write_inside
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.models.folder import read_object
@@ -106,7 +106,6 @@ def covering(
 
 
 MANIFEST: Final = "manifest.json"
-_LOCK: Final = ".lock"
 FORMAT: Final = 1  # increment when the inputs or outputs of a compiled step change
 
 Compile = Callable[[StaticShape, Path], None]  # compiles the step of a shape into a file
@@ -196,7 +195,7 @@ def make_artefact(
                 continue
             entries[str(shape)] = _compile_one(folder, shape, compile_step)
             content = {"key": key, "shapes": entries}
-            write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
+            write_inside(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
         if tell is not None:
             tell(len(shapes), len(shapes))
         return replace(open_artefact(folder, key), found=found)
@@ -206,7 +205,7 @@ def check_writable(folder: Path) -> None:
     """Create the folder if needed; raises InputError if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _LOCK).open("w").close()
+        open(folder / LOCK, "ab", opener=open_plain).close()
     except OSError as exc:
         raise InputError(
             f"{folder} cannot be written: {file_reason(exc)}; name another folder"
@@ -257,6 +256,6 @@ def _locked(folder: Path) -> Iterator[None]:
     """Take the folder's lock; it ends with the process, even a killed one."""
     import fcntl
 
-    with (folder / _LOCK).open("w") as file:
+    with open(folder / LOCK, "ab", opener=open_plain) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
