@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -65,6 +66,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; what a user can mend ends in one line on stderr."""
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         app(join_goodput(sys.argv[1:]))
     except errors.LmiBenchError as exc:

@@ -1,7 +1,6 @@
 """Reads a user's files, writes files that a kill leaves whole or absent, and locks a folder."""
 
 import csv
-import errno
 import fcntl
 import io
 import json
@@ -38,6 +37,16 @@ def lock_folder(path: Path) -> int:
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
     return fd
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process is writing the folder."""
+    try:
+        with open(path / LOCK, "rb", opener=open_plain) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as exc:
+        return isinstance(exc, BlockingIOError)
+    return False
 
 
 def read_text(path: Path) -> str:
@@ -122,20 +131,15 @@ def open_plain(path: str | Path, flags: int) -> int:
     """Open a file of lmi-bench's own; raises InputError for a symbolic link."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as exc:
-        if exc.errno != errno.ELOOP:
-            raise
-        raise _leads_elsewhere(path) from exc
+    except OSError:
+        check_plain(Path(path))
+        raise
 
 
 def check_plain(*paths: Path) -> None:
     """Raise InputError for a symbolic link: what the program names itself leads nowhere else."""
     if link := next((path for path in paths if path.is_symlink()), None):
-        raise _leads_elsewhere(link)
-
-
-def _leads_elsewhere(path: str | Path) -> InputError:
-    return InputError(f"{path} is a symbolic link: remove it, or put a plain file in its place")
+        raise InputError(f"{link} is a symbolic link: remove it, or put a plain file in its place")
 
 
 def write_whole(path: Path, content: Any) -> None:

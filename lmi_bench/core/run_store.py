@@ -13,6 +13,7 @@ No secret is ever written (see `redaction`).
 import json
 import os
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -25,7 +26,7 @@ from typing import Any
 import orjson
 
 from lmi_bench.core import durable
-from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.errors import InputError, LmiBenchError, TornFileWarning
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.host import host_facts, installed_versions, without_collection
 from lmi_bench.core.level import Level
@@ -97,8 +98,8 @@ class RunStore(AbstractContextManager["RunStore"]):
         """Continue a run where it stopped: finished levels are kept byte for byte.
 
         asked  what would begin now: its scenario must be the run's, its commands are added
-        Raises InputError when there is no run, another scenario began it, or another sweep is
-        writing it.
+        Raises InputError when there is no run, another scenario began it, another sweep is
+        writing it, or requests of its levels are lost.
         """
         if not (path / MANIFEST).exists():
             raise InputError(f"{path} holds no run to resume: leave --resume out to begin one")
@@ -116,10 +117,11 @@ class RunStore(AbstractContextManager["RunStore"]):
             on_failure.callback(store.close)
             for name in (REQUESTS, LEVELS):
                 durable.drop_torn_tail(path / name)
-            store.levels = _read_levels(path)
-            known = [(line["level"], line["attempt"]) for line in _read_lines(path / REQUESTS)]
-            known += [(each.index, each.attempt) for each in store.levels]
-            for level, attempt in known:
+            store.levels = _read_levels(path, [])
+            lines = _read_lines(path / REQUESTS, [])
+            counts = Counter((line["level"], line["attempt"]) for line in lines)
+            _complete(path, manifest, store.levels, counts, None)
+            for level, attempt in (*counts, *((each.index, each.attempt) for each in store.levels)):
                 store._attempts[level] = max(attempt, store._attempts.get(level, 0))
             if asked.commands:
                 commands = [*manifest.commands, *redact(asked.commands, secrets)]
@@ -198,13 +200,17 @@ def load_manifest(path: Path) -> Manifest:
     return read_manifest(path / MANIFEST)
 
 
-def load_run(path: Path) -> Run:
+def load_run(path: Path, *, to_resume: bool = False) -> Run:
     """Read a run folder, finished or not; only requests of finished levels count.
 
-    Raises InputError when it is no run or a newer lmi-bench wrote it.
+    A line that is cut off and a level that lacks requests are left out, with a TornFileWarning,
+    and without one where a sweep is writing the run or will go on with it (`to_resume`).
+
+    Raises InputError when it is no run, a newer lmi-bench wrote it, or nothing is whole.
     """
     manifest = load_manifest(path)
-    levels = _read_levels(path)
+    tears: list[str] = []
+    levels = _read_levels(path, tears)
     seen = _cloudwatch(path)
     for place, level in enumerate(levels):
         cloudwatch = seen.get((level.index, level.attempt))
@@ -215,19 +221,18 @@ def load_run(path: Path) -> Run:
         (level.index, level.attempt): [] for level in levels
     }
     with without_collection():  # it would look through all lines again and again, and free none
-        for line in _read_lines(path / REQUESTS):
+        for line in _read_lines(path / REQUESTS, tears):
             kept = lines.get((line["level"], line["attempt"]))
             if kept is not None:
                 check_line(line, path / REQUESTS)
                 kept.append(line)
     counts = {key: len(kept) for key, kept in lines.items() if kept}
-    for level in levels:
-        if not _has_all(level, counts):
-            raise InputError(
-                f"{path / REQUESTS} has {counts.get((level.index, level.attempt), 0):,} of the "
-                f"{level.requests or 0:,} requests of level {level.index + 1}{_REPAIR}"
-            )
+    levels = _complete(path, manifest, levels, counts, tears)
     knees, answer = _found(path / KNEES, list), _found(path / SLO_ANSWER, dict)
+    if tears:
+        knees = answer = None  # they follow from all levels
+    for text in () if to_resume or durable.is_locked(path) else tears:
+        warnings.warn(text + _REPAIR, TornFileWarning, stacklevel=1)  # of this line: shown once
     return Run(
         path=path,
         manifest=manifest,
@@ -250,14 +255,16 @@ def repair_run(path: Path) -> list[str]:
     A file that changes stays beside it as NAME.torn. Returns what was done, one line a file; raises
     InputError where nothing can be: the manifest is torn, or a sweep is writing the run.
     """
-    load_manifest(path)
+    manifest = load_manifest(path)
     lock = durable.lock_folder(path)
     try:
+        absent = [name for name in (REQUESTS, LEVELS) if not (path / name).exists()]
         requests, levels = (_readable_lines(path / name) for name in (REQUESTS, LEVELS))
         counts = Counter((line["level"], line["attempt"]) for _, line in requests)
-        found = [text for text, line in levels if _has_all(Level.from_json(line, LEVELS), counts)]
+        stored = [(text, Level.from_json(line, LEVELS)) for text, line in levels]
+        found = [text for text, level in stored if _has_all(level, counts, manifest)]
         whole = {REQUESTS: b"".join(text for text, _ in requests), LEVELS: b"".join(found)}
-        changed = [name for name in whole if (path / name).read_bytes() != whole[name]]
+        changed = [n for n in whole if n in absent or (path / n).read_bytes() != whole[n]]
         for name, kind in ((KNEES, list), (SLO_ANSWER, dict), (CLOUDWATCH, list)):
             with suppress(InputError):
                 is_stale = LEVELS in changed and name != CLOUDWATCH  # they follow from the levels
@@ -284,20 +291,46 @@ def repair_run(path: Path) -> list[str]:
     ]
 
 
-def _has_all(level: Level, counts: Mapping[tuple[int, int], int]) -> bool:
+def _has_all(level: Level, counts: Mapping[tuple[int, int], int], manifest: Manifest) -> bool:
     """Whether a level's requests are there; an imported run may have none of any level."""
-    return not counts or counts.get((level.index, level.attempt), 0) >= (level.requests or 0)
+    if not counts and manifest.imported_from is not None:
+        return True
+    return counts.get((level.index, level.attempt), 0) >= (level.requests or 0)
+
+
+def _complete(
+    path: Path,
+    manifest: Manifest,
+    levels: list[Level],
+    counts: Mapping[tuple[int, int], int],
+    tears: list[str] | None,
+) -> list[Level]:
+    """The levels whose requests are all there; `tears` names the others.
+
+    Raises InputError for others where none is left, or without a list of tears.
+    """
+    whole = [level for level in levels if _has_all(level, counts, manifest)]
+    if first := next((level for level in levels if level not in whole), None):
+        text = (
+            f"{path / REQUESTS} has {counts.get((first.index, first.attempt), 0):,} of the "
+            f"{first.sent:,} requests of level {first.index + 1}; left out: "
+            f"{plural(len(levels) - len(whole), 'level')}"
+        )
+        if tears is None or not whole:
+            raise InputError(text + _REPAIR)
+        tears.append(text)
+    return whole
 
 
 def _readable_lines(file: Path) -> list[tuple[bytes, dict[str, Any]]]:
     found = []
-    file.touch()
+    durable.append_and_sync(file, b"")
     for number, text in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
         with suppress(InputError):
             line = _line_of(text, f"{file}: line {number}")
             if file.name == REQUESTS:
                 check_line(line, file)
-            found.append((text, line))
+            found.append((text.removesuffix(b"\n") + b"\n", line))
     return found
 
 
@@ -332,21 +365,22 @@ def is_unstarted(path: Path) -> bool:
     return durable.LOCK in names and names <= unfinished | {durable.LOCK, REQUESTS, LEVELS}
 
 
-def _read_levels(path: Path) -> list[Level]:
+def _read_levels(path: Path, tears: list[str]) -> list[Level]:
     file = path / LEVELS
     return [
         Level.from_json(line, f"{file}: line {number}")
-        for number, line in enumerate(_read_lines(file), start=1)
+        for number, line in enumerate(_read_lines(file, tears), start=1)
     ]
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of a .jsonl file, without a last line that was cut off."""
+def _read_lines(path: Path, tears: list[str]) -> Iterator[dict[str, Any]]:
+    """Lines of a .jsonl file, without a last line that was cut off, which `tears` then names."""
     if not path.exists():
-        return
+        raise InputError(f"{path} is missing{_REPAIR}")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
+                tears.append(f"{path}: line {number} is cut off, so it is left out")
                 return
             yield _line_of(line, f"{path}: line {number}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.core.durable import LOCK
-from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.errors import InputError, LmiBenchError, TornFileWarning
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level
@@ -144,7 +144,9 @@ def test_torn_last_lines_are_dropped_and_finished_levels_kept_byte_for_byte(tmp_
         file.write(b'{"level":1,"attempt":1,"request_id":1,"du')
     with (path / "levels.jsonl").open("ab") as file:
         file.write(b'{"level":1,"att')
-    assert load_run(path).records == [(RECORD,)]
+    with pytest.warns(TornFileWarning, match="line [23] is cut off") as told:
+        assert load_run(path).records == [(RECORD,)]
+    assert len(told) == 2, "one for each file"
     with RunStore.resume(path, _manifest()) as store:
         assert [line.index for line in store.levels] == [0]
         assert store.next_attempt(1) == 2  # attempt 1 left requests that must never count

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
 
 from lmi_bench.core.durable import lock_folder
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, TornFileWarning
 from lmi_bench.core.run_store import load_run, repair_run
 from tests.end_to_end.commands import lmi_bench
 
@@ -70,8 +71,12 @@ def test_a_level_that_lacks_requests_is_no_result(whole, tmp_path):
     run = shutil.copytree(whole, tmp_path / "run")
     lines = (run / "requests.jsonl").read_bytes().splitlines(keepends=True)
     (run / "requests.jsonl").write_bytes(b"".join(lines[:-1]))
-    done = lmi_bench("report", run, "-o", tmp_path / "r.html", expect=2)
-    assert "of level 3" in done.stderr
+    done = lmi_bench("export", run, "--out", tmp_path / "tables")
+    assert len((tmp_path / "tables" / "levels.csv").read_text().splitlines()) == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert "requests.jsonl has 11 of the 12 requests of level 3; left out: 1 level;" in line
+    assert "report RUN_DIR --repair" in line
+    done = lmi_bench(*SWEEP, "--out", run, "--resume", expect=2)  # it would not be measured again
     assert "report RUN_DIR --repair" in done.stderr
     done = lmi_bench("report", run, "--repair", "-o", tmp_path / "r.html")
     assert "repaired: " in done.stdout
@@ -82,6 +87,46 @@ def test_a_level_that_lacks_requests_is_no_result(whole, tmp_path):
     assert [level.index for level in again.levels] == [0, 1, 2]
     assert len(again.records[2]) == len(load_run(whole).records[2])
     assert again.knees is not None
+
+
+CUTS = [
+    ("levels.jsonl", lambda data: data[:-9], r"levels\.jsonl: line 3 is cut off"),
+    ("levels.jsonl", lambda data: data + bytes(2000), r"levels\.jsonl: line 4 is cut off"),
+    ("requests.jsonl", lambda data: data[:-1], r"requests\.jsonl: line \d+ is cut off"),
+    ("requests.jsonl", lambda data: data[: len(data) // 2], r"of the \d+ requests of level"),
+]
+
+
+@pytest.mark.parametrize(("name", "cut", "told"), CUTS)
+def test_a_run_that_lost_its_end_is_read_up_to_there_and_says_so(whole, tmp_path, name, cut, told):
+    """Not while a sweep writes it or goes on with it: then an end that is cut is a beginning."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / name).write_bytes(cut((whole / name).read_bytes()))
+    before = load_run(whole)
+    with pytest.warns(TornFileWarning) as warned:
+        found = load_run(run)
+    assert any(re.search(told, str(each.message)) for each in warned)
+    assert found.levels == before.levels[: len(found.levels)]
+    assert found.records == before.records[: len(found.levels)]
+    assert found.knees is None  # they follow from all levels
+    load_run(run, to_resume=True)
+    lock_folder(run)
+    load_run(run)
+
+
+@pytest.mark.parametrize("name", ["requests.jsonl", "levels.jsonl"])
+def test_a_run_that_lost_a_whole_file_is_not_read_as_one_without_it(whole, tmp_path, name):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / name).unlink()
+    with pytest.raises(InputError, match=f"{name} is missing; .*--repair"):
+        load_run(run)
+    (run / "requests.jsonl").write_bytes(b"")
+    (run / "levels.jsonl").write_bytes((whole / "levels.jsonl").read_bytes())
+    with pytest.raises(InputError, match=r"has 0 of the .* requests of level 1; left out: 3"):
+        load_run(run)
+    (run / name).unlink()
+    assert repair_run(run)
+    assert load_run(run).levels == []
 
 
 def test_nothing_is_repaired_twice_over_or_under_a_running_sweep(whole, tmp_path):

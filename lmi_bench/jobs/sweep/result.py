@@ -151,7 +151,7 @@ def finished_run(
     """
     if not (folder / MANIFEST).exists():
         return None
-    run = load_run(folder)
+    run = load_run(folder, to_resume=True)
     begun = _as_begun(scenario, run.manifest.scenario)
     if begun.hash() != run.manifest.scenario_hash or run.knees is None:
         return None
