@@ -4,8 +4,10 @@ import gzip
 import io
 import json
 import math
+import os
 import re
 import shlex
+import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from typing import Final
 from lmi_bench.analysis.fleet.start_up import DOUBT
 from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.catalog.models import is_gated
+from lmi_bench.core.durable import UNFINISHED, write_inside
 from lmi_bench.core.errors import UNREADABLE, InputError, file_reason
 from lmi_bench.deploy import server_settings
 from lmi_bench.deploy.checks import check_settings, era_of
@@ -227,18 +230,23 @@ def _started(
 
 def _unsupported(plan: DeploymentPlan, server: str) -> tuple[str, ...]:
     missing = server_settings.unsupported_settings(plan, server)
-    if not missing:
-        return ()
-    return (f"these files do not set {', '.join(missing)}: {server} has no such setting here",)
+    text = f"these files do not set {', '.join(missing)}: {server} has no such setting here"
+    return (text,) if missing else ()
 
 
 def write_bundle(bundle: Bundle, folder: Path) -> None:
-    """Write the files; raises InputError if the folder exists and is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Write all the files or none; raises InputError if the folder exists and is not empty."""
+    found = folder.iterdir() if folder.is_dir() else (folder,) if folder.exists() else ()
+    if any(path.suffix != UNFINISHED for path in found):  # which a kill leaves
         raise InputError(f"{folder} exists and is not an empty folder: choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in bundle.files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    unfinished = folder / f".{os.getpid()}{UNFINISHED}"
+    try:
+        for name, text in bundle.files.items():
+            write_inside(unfinished / name, text)
+        for path in unfinished.iterdir():
+            path.rename(folder / path.name)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def pack_model(folder: Path, archive: Path) -> list[str]:
@@ -259,7 +267,7 @@ def pack_model(folder: Path, archive: Path) -> list[str]:
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    archive.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
+    write_inside(archive, gzip.compress(packed.getvalue(), mtime=0))
     if "model_id" not in (folder / PROPERTIES).read_text(encoding="utf-8"):
         names.append("no weights: add them to the archive, beside serving.properties")
     return names

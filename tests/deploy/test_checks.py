@@ -10,7 +10,7 @@ import pytest
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_19
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.bundle import build_bundle, write_bundle
+from lmi_bench.deploy.bundle import build_bundle, pack_model, write_bundle
 from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.engine_arguments import engine_arguments
 from lmi_bench.deploy.option_table import all_options, find_option
@@ -18,6 +18,7 @@ from lmi_bench.deploy.plan import plan_from_layout
 from lmi_bench.deploy.properties import read_properties
 from lmi_bench.deploy.settings import EndpointSettings, Server
 from lmi_bench.jobs.deploy import check_file
+from tests.core.test_run_store import no_room
 
 FILES = Path(__file__).parents[1] / "data" / "deploy"
 SIZED = {"option.max_rolling_batch_size": "32", "option.output_formatter": "jsonlines"}
@@ -243,6 +244,22 @@ def test_tgi_keeps_a_one_byte_cache_where_its_version_and_the_device_can(instanc
     bundle = bundle_of("tgi", instance, image=image)
     assert ("KV_CACHE_DTYPE=fp8_e4m3fn" in bundle.files["tgi.env"]) == is_set
     assert any("kv_dtype float8" in trap for trap in bundle.traps) != is_set
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_full_disk_leaves_no_part_of_the_files(tmp_path, is_there):
+    """So that the same command is not refused when there is room again."""
+    folder = tmp_path / "files"
+    if is_there:
+        folder.mkdir()
+    with no_room(), pytest.raises(InputError, match=r"cannot write .*: File too large"):
+        write_bundle(bundle_of("lmi"), folder)
+    assert {*tmp_path.rglob("*")} <= {folder}
+    write_bundle(bundle_of("lmi"), folder)
+    assert {path.name for path in folder.iterdir()} == bundle_of("lmi").files.keys()
+    with no_room(), pytest.raises(InputError, match="File too large"):
+        pack_model(folder, tmp_path / "model.tar.gz")
+    assert not (tmp_path / "model.tar.gz").exists()
 
 
 def test_lmis_variables_are_read_as_its_container_reads_them(tmp_path):
