@@ -61,7 +61,6 @@ def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path
         raise InputError(f"{run.path} has no finished level: there is nothing to export")
     match export_format:
         case "json":
-            path = folder / "run.json"
             answer = run.slo_answer
             content = {
                 "manifest": run.manifest.to_json(),
@@ -69,33 +68,30 @@ def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path
                 "knees": None if run.knees is None else [each.to_json() for each in run.knees],
                 "slo_answer": None if answer is None else answer.to_json(),
             }
-            write_inside(path, json.dumps(content, indent=2) + "\n")
-            return [path]
+            files = {"run.json": json.dumps(content, indent=2) + "\n"}
         case "llm-d":
-            files = []
-            for stage, line in enumerate(run.levels):
-                report = yaml.safe_dump(_report(run, line, stage), sort_keys=False)
-                files.append(folder / f"level-{stage}.yaml")
-                write_inside(files[-1], report)
-            return files
-    return _write_tables(run, folder, export_format)
+            reports = [_report(run, line, stage) for stage, line in enumerate(run.levels)]
+            texts = [yaml.safe_dump(report, sort_keys=False) for report in reports]
+            files = {f"level-{stage}.yaml": text for stage, text in enumerate(texts)}
+        case _:
+            files = _tables(run, export_format)
+    for name, written in files.items():
+        write_inside(folder / name, written)
+    return [folder / name for name in files]
 
 
-def _write_tables(run: Run, folder: Path, export_format: Literal["csv", "parquet"]) -> list[Path]:
-    files = []
-    for name, table in (("levels", level_table(run)), ("requests", request_table(run))):
-        if table.empty:
-            continue
-        path = folder / f"{name}.{export_format}"
-        try:
-            content = getattr(table, f"to_{export_format}")(index=False)
-        except ImportError as exc:
-            raise InputError(
-                "Parquet needs pyarrow: pip install 'lmi-bench[parquet]', or use --format csv"
-            ) from exc
-        write_inside(path, content)
-        files.append(path)
-    return files
+def _tables(run: Run, export_format: Literal["csv", "parquet"]) -> dict[str, Any]:
+    tables = {"levels": level_table(run), "requests": request_table(run)}
+    try:
+        return {
+            f"{name}.{export_format}": getattr(table, f"to_{export_format}")(index=False)
+            for name, table in tables.items()
+            if not table.empty
+        }
+    except ImportError as exc:
+        raise InputError(
+            "Parquet needs pyarrow: pip install 'lmi-bench[parquet]', or use --format csv"
+        ) from exc
 
 
 def level_table(run: Run) -> pd.DataFrame:

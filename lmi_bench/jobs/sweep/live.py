@@ -13,8 +13,7 @@ from typing import Any, Self
 from lmi_bench.core.durable import write_inside
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import Listener
-from lmi_bench.core.run_store import load_run
-from lmi_bench.report.live import REPORT_FILE
+from lmi_bench.report.live import REPORT_FILE, page_of
 
 _HOST = "127.0.0.1"
 _TELL_EVERY_S = 0.5
@@ -69,13 +68,9 @@ class LiveReport:
         return self
 
     def __exit__(self, *_: object) -> None:
-        from lmi_bench.report.html import render_html  # 0.5 s to load
-        from lmi_bench.report.view import build_view
-
         if self._folder is not None:  # written here, since the process may get little of a core
             try:
-                page = render_html(build_view([load_run(self._folder)]))
-                write_inside(self._folder / REPORT_FILE, page)
+                write_inside(self._folder / REPORT_FILE, page_of(self._folder))
                 self.note(f"report: {self._folder / REPORT_FILE}")
             except LmiBenchError as exc:
                 self.warn(f"the report was not written: {exc}")

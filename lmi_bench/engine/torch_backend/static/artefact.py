@@ -10,14 +10,14 @@ field of the manifest's key equals this engine's; nothing in the folder is unpic
 detects a damaged or mixed-up folder, not a malicious one: use only folders from trusted sources.
 """
 
+import fcntl
 import hashlib
 import json
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -97,12 +97,8 @@ def covering(
     shapes: Sequence[StaticShape], sequences: int, context_tokens: int
 ) -> StaticShape | None:
     """The shape with the fewest padded tokens that covers the step; None if none does."""
-    possible = [
-        shape
-        for shape in shapes
-        if sequences <= shape.sequences and context_tokens <= shape.context_tokens
-    ]
-    return min(possible, key=lambda one: (one.sequences * one.context_tokens, one), default=None)
+    fit = [s for s in shapes if sequences <= s.sequences and context_tokens <= s.context_tokens]
+    return min(fit, key=lambda one: (one.sequences * one.context_tokens, one), default=None)
 
 
 MANIFEST: Final = "manifest.json"
@@ -180,7 +176,8 @@ def make_artefact(
     the folder has packages with another key, or cannot be written.
     """
     check_writable(folder)
-    with _locked(folder):
+    with open(folder / LOCK, "ab", opener=open_plain) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # it ends with the process, even a killed one
         for left in folder.glob(".compiling-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         entries: dict[str, Any] = {}
@@ -249,13 +246,3 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Take the folder's lock; it ends with the process, even a killed one."""
-    import fcntl
-
-    with open(folder / LOCK, "ab", opener=open_plain) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
