@@ -4,6 +4,7 @@ import csv
 import fcntl
 import io
 import json
+import mmap
 import os
 import re
 import secrets
@@ -19,6 +20,7 @@ LOCK = ".lock"
 _LONE_SURROGATE = re.compile(
     r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w"
 )
+_MOST_BYTES, _MOST_OF_A_DEVICE = 2**30, 2**20  # ShareGPT has 642 MiB; /dev/zero has no end
 UNFINISHED = ".new"  # how the name of a file ends that is being written
 
 
@@ -52,7 +54,13 @@ def is_locked(path: Path) -> bool:
 def read_text(path: Path) -> str:
     """The text of a user's file; raises InputError for one that cannot be read."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        most, data = _MOST_OF_A_DEVICE if path.is_char_device() else _MOST_BYTES, bytearray()
+        with path.open("rb") as file:
+            while len(data) <= most and (part := file.read(2**20)):
+                data += part
+        if len(data) > most:
+            raise InputError(f"cannot read {path}: it goes on after the first {most >> 20:,} MiB")
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, ValueError) as exc:  # an impossible name, or no UTF-8
         raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
 
@@ -158,14 +166,10 @@ def write_whole(path: Path, content: Any) -> None:
 def drop_torn_tail(path: Path) -> None:
     """Cut off an incomplete last line, which a kill during a write leaves behind."""
     with open(path, "r+b", opener=lambda at, flags: open_plain(at, flags | os.O_CREAT)) as file:
-        size = place = file.seek(0, os.SEEK_END)
-        whole = 0
-        while place > 0 and not whole:
-            begin = max(0, place - 2**20)
-            file.seek(begin)
-            newline = file.read(place - begin).rfind(b"\n")
-            whole = 0 if newline < 0 else begin + newline + 1
-            place = begin
+        size = whole = file.seek(0, os.SEEK_END)
+        if size:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                whole = content.rfind(b"\n") + 1
         if whole < size:
             file.truncate(whole)
             os.fsync(file.fileno())

@@ -57,10 +57,6 @@ def installed(what: str, instead: str = "") -> Iterator[None]:
         raise InputError(f"{what} needs {exc.name}: pip install {packages}{instead}") from exc
 
 
-class TornFileWarning(UserWarning):
-    """A file lost its end: what came before was read."""
-
-
 class LmiBenchError(Exception):
     """Base of every error that lmi-bench raises on purpose."""
 

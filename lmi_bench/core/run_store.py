@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 
 from lmi_bench.core import durable
-from lmi_bench.core.errors import InputError, LmiBenchError, TornFileWarning
+from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.host import host_facts, installed_versions, without_collection
 from lmi_bench.core.level import Level
@@ -120,7 +120,7 @@ class RunStore(AbstractContextManager["RunStore"]):
             store.levels = _read_levels(path, [])
             lines = _read_lines(path / REQUESTS, [])
             counts = Counter((line["level"], line["attempt"]) for line in lines)
-            _complete(path, manifest, store.levels, counts, None)
+            _complete((path, manifest), store.levels, counts, None)
             for level, attempt in (*counts, *((each.index, each.attempt) for each in store.levels)):
                 store._attempts[level] = max(attempt, store._attempts.get(level, 0))
             if asked.commands:
@@ -203,8 +203,8 @@ def load_manifest(path: Path) -> Manifest:
 def load_run(path: Path, *, to_resume: bool = False) -> Run:
     """Read a run folder, finished or not; only requests of finished levels count.
 
-    A line that is cut off and a level that lacks requests are left out, with a TornFileWarning,
-    and without one where a sweep is writing the run or will go on with it (`to_resume`).
+    A line that is cut off and a level that lacks requests are left out, with a warning, and
+    without one where a sweep is writing the run or will go on with it (`to_resume`).
 
     Raises InputError when it is no run, a newer lmi-bench wrote it, or nothing is whole.
     """
@@ -227,12 +227,12 @@ def load_run(path: Path, *, to_resume: bool = False) -> Run:
                 check_line(line, path / REQUESTS)
                 kept.append(line)
     counts = {key: len(kept) for key, kept in lines.items() if kept}
-    levels = _complete(path, manifest, levels, counts, tears)
+    levels = _complete((path, manifest), levels, counts, tears)
     knees, answer = _found(path / KNEES, list), _found(path / SLO_ANSWER, dict)
     if tears:
         knees = answer = None  # they follow from all levels
     for text in () if to_resume or durable.is_locked(path) else tears:
-        warnings.warn(text + _REPAIR, TornFileWarning, stacklevel=1)  # of this line: shown once
+        warnings.warn(text + _REPAIR, stacklevel=1)  # of this line: shown once
     return Run(
         path=path,
         manifest=manifest,
@@ -264,7 +264,7 @@ def repair_run(path: Path) -> list[str]:
         stored = [(text, Level.from_json(line, LEVELS)) for text, line in levels]
         found = [text for text, level in stored if _has_all(level, counts, manifest)]
         whole = {REQUESTS: b"".join(text for text, _ in requests), LEVELS: b"".join(found)}
-        changed = [n for n in whole if n in absent or (path / n).read_bytes() != whole[n]]
+        changed = [n for n in whole if n in absent or (path / n).stat().st_size != len(whole[n])]
         for name, kind in ((KNEES, list), (SLO_ANSWER, dict), (CLOUDWATCH, list)):
             with suppress(InputError):
                 is_stale = LEVELS in changed and name != CLOUDWATCH  # they follow from the levels
@@ -291,31 +291,24 @@ def repair_run(path: Path) -> list[str]:
     ]
 
 
-def _has_all(level: Level, counts: Mapping[tuple[int, int], int], manifest: Manifest) -> bool:
+def _has_all(level: Level, counts: Mapping[Any, int], manifest: Manifest) -> bool:
     """Whether a level's requests are there; an imported run may have none of any level."""
-    if not counts and manifest.imported_from is not None:
-        return True
-    return counts.get((level.index, level.attempt), 0) >= (level.requests or 0)
+    has_none = not counts and manifest.imported_from is not None
+    return has_none or counts.get((level.index, level.attempt), 0) >= level.sent
 
 
 def _complete(
-    path: Path,
-    manifest: Manifest,
-    levels: list[Level],
-    counts: Mapping[tuple[int, int], int],
-    tears: list[str] | None,
+    run: tuple[Path, Manifest], levels: list[Level], counts: dict[Any, int], tears: list[str] | None
 ) -> list[Level]:
-    """The levels whose requests are all there; `tears` names the others.
-
-    Raises InputError for others where none is left, or without a list of tears.
-    """
-    whole = [level for level in levels if _has_all(level, counts, manifest)]
-    if first := next((level for level in levels if level not in whole), None):
-        text = (
-            f"{path / REQUESTS} has {counts.get((first.index, first.attempt), 0):,} of the "
-            f"{first.sent:,} requests of level {first.index + 1}; left out: "
-            f"{plural(len(levels) - len(whole), 'level')}"
-        )
+    """The levels whose requests are all there; `tears` names the others, or InputError does."""
+    whole = [level for level in levels if _has_all(level, counts, run[1])]
+    if lost := [
+        f"{counts.get((each.index, each.attempt), 0):,} of the {each.sent:,} requests of level "
+        f"{each.index + 1}"
+        for each in levels
+        if each not in whole
+    ]:
+        text = f"{run[0] / REQUESTS} has {', '.join(lost)}: left out"
         if tears is None or not whole:
             raise InputError(text + _REPAIR)
         tears.append(text)
@@ -325,12 +318,13 @@ def _complete(
 def _readable_lines(file: Path) -> list[tuple[bytes, dict[str, Any]]]:
     found = []
     durable.append_and_sync(file, b"")
-    for number, text in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
-        with suppress(InputError):
-            line = _line_of(text, f"{file}: line {number}")
-            if file.name == REQUESTS:
-                check_line(line, file)
-            found.append((text.removesuffix(b"\n") + b"\n", line))
+    with file.open("rb") as lines:
+        while text := lines.readline(_MOST_LINE_BYTES):
+            with suppress(InputError):
+                line = _line_of(text, str(file))
+                if file.name == REQUESTS:
+                    check_line(line, file)
+                found.append((text.removesuffix(b"\n") + b"\n", line))
     return found
 
 
@@ -353,6 +347,7 @@ def _cloudwatch(path: Path) -> dict[tuple[int | None, int | None], CloudWatch]:
     return {(each.level, each.attempt): each for each in found}
 
 
+_MOST_LINE_BYTES = 2**26  # of a line; a longer one is no request's
 _ONE_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -378,7 +373,7 @@ def _read_lines(path: Path, tears: list[str]) -> Iterator[dict[str, Any]]:
     if not path.exists():
         raise InputError(f"{path} is missing{_REPAIR}")
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(_MOST_LINE_BYTES), b""), 1):
             if not line.endswith(b"\n"):
                 tears.append(f"{path}: line {number} is cut off, so it is left out")
                 return
@@ -400,12 +395,9 @@ def _line_of(text: bytes, where: str) -> dict[str, Any]:
 def _first_difference(old: Any, new: Any, where: str = "") -> str:
     """` at load.concurrency: [1, 2], now [1, 4]`; empty if only names or SLOs differ."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in sorted({*old, *new}):
-            if where == "" and key in ("name", "slo"):
-                continue
-            place = f"{where}.{key}" if where else str(key)
-            found = _first_difference(old.get(key), new.get(key), place)
-            if found:
-                return found
-        return ""
+        found = (
+            _first_difference(old.get(key), new.get(key), f"{where}.{key}" if where else str(key))
+            for key in sorted({*old, *new} - (set() if where else {"name", "slo"}))
+        )
+        return next(filter(None, found), "")
     return "" if old == new else f" at {where}: {json.dumps(old)}, now {json.dumps(new)}"

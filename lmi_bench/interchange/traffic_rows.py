@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import pandas as pd
@@ -42,6 +42,7 @@ _LISTS = {"data", "logs", "observations", "items", "records", "results", "rows"}
 _SHOWN_FIELDS, _MOST_NAMES, _ROWS_AT_ONCE = 24, 10_000, 4000
 _LINES_TO_LOOK_AT = 50
 _LONGEST_FIELD = 2**31 - 1
+_MOST_LINE, _MOST_UNPACKED = 2**27, 200  # characters; times a gzipped log, which has some 30
 _PROGRESS_AFTER_S = 2.0
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -332,7 +333,19 @@ def _opened(path: Path) -> Iterator[tuple[Iterator[str], Callable[[], float]]]:
         stream = io.BufferedReader(stream) if packed else raw
         encoding = "utf-16" if stream.peek(2)[:2] in _UTF16 else "utf-8-sig"
         with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="") as text:
-            yield iter(text), lambda: raw.tell() / size
+            yield _lines(path, text, raw, packed=packed), lambda: raw.tell() / size
+
+
+def _lines(path: Path, text: IO[str], raw: IO[bytes], *, packed: bool) -> Iterator[str]:
+    """The lines, none of them so long or so packed that it would fill the memory."""
+    read = 0
+    while line := text.readline(_MOST_LINE):
+        read += len(line)
+        if packed and read > max(_MOST_LINE / 2, _MOST_UNPACKED * raw.tell()):
+            raise InputError(f"{path} unpacks to over {_MOST_UNPACKED} times its size: unpack it")
+        if len(line) == _MOST_LINE:
+            raise InputError(f"{path} has a line of over {_MOST_LINE:,} characters: shorten it")
+        yield line
 
 
 def _at(row: Mapping[str, Any], path: str) -> Any:

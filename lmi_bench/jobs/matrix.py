@@ -220,8 +220,8 @@ def run_matrix(
     folder.mkdir(parents=True, exist_ok=True)
     for each in cells:
         each.state = _state(folder / each.folder)
-        if each.state != "waiting":
-            each.run = load_run(folder / each.folder, to_resume=True)
+        begun = folder / each.folder
+        each.run = None if each.state == "waiting" else load_run(begun, to_resume=True)
     interrupted = False
     for place, each in enumerate(cells, start=1):
         name = f"cell {place}/{len(cells)}: {each.title}"

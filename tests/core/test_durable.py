@@ -3,11 +3,19 @@
 import os
 import stat
 import threading
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from lmi_bench.core import durable
-from lmi_bench.core.durable import append_and_sync, drop_torn_tail, lock_folder, write_text
+from lmi_bench.core.durable import (
+    append_and_sync,
+    drop_torn_tail,
+    lock_folder,
+    read_text,
+    write_text,
+)
 from lmi_bench.core.errors import InputError
 
 
@@ -65,6 +73,31 @@ def test_run_files_follow_no_links(tmp_path, write, is_there):
     with pytest.raises(InputError, match="is a symbolic link"):
         write(inside)
     assert outside.read_text() == "kept" if is_there else not outside.exists()
+
+
+def test_a_device_and_a_pipe_without_an_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "_MOST_BYTES", 2**20)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def fill():
+        with suppress(BrokenPipeError), pipe.open("wb") as file:
+            while True:
+                file.write(bytes(2**16))
+
+    writer = threading.Thread(target=fill)
+    writer.start()
+    for path in (Path("/dev/zero"), pipe):
+        with pytest.raises(InputError, match=f"cannot read {path}: .* after the first 1 MiB"):
+            read_text(path)
+    writer.join(120)
+    assert not writer.is_alive()
+    assert read_text(Path(os.devnull)) == ""
+
+
+def test_line_ends_are_those_of_python(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbfa\r\nb\rc\n")
+    assert read_text(tmp_path / "a") == "a\nb\nc\n"
 
 
 def test_a_lock_follows_no_link(tmp_path):

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.core import run_store
 from lmi_bench.core.durable import LOCK
-from lmi_bench.core.errors import InputError, LmiBenchError, TornFileWarning
+from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level
@@ -109,6 +110,20 @@ def test_another_scenario_is_refused_with_both_hashes_and_the_first_difference(t
     assert "workload.input_tokens: 256, now 64" in text
 
 
+def test_a_line_without_an_end_fills_no_memory(tmp_path, monkeypatch):
+    """Zeros that a power loss left, more of them than any line has bytes."""
+    monkeypatch.setattr(run_store, "_MOST_LINE_BYTES", 5000)
+    path = tmp_path / "run"
+    with RunStore.create(path, _manifest()) as store:
+        store.append_level([RECORD], _level(0))
+    with (path / "levels.jsonl").open("ab") as file:
+        file.write(bytes(10**5) + b"\n")
+    with pytest.warns(UserWarning, match="line 2 is cut off"):
+        assert load_run(path).records == [(RECORD,)]
+    repair_run(path)
+    assert load_run(path).records == [(RECORD,)]
+
+
 def test_resuming_where_there_is_no_run_says_so(tmp_path):
     with pytest.raises(InputError, match="no run to resume"):
         RunStore.resume(tmp_path / "absent", _manifest())
@@ -144,7 +159,7 @@ def test_torn_last_lines_are_dropped_and_finished_levels_kept_byte_for_byte(tmp_
         file.write(b'{"level":1,"attempt":1,"request_id":1,"du')
     with (path / "levels.jsonl").open("ab") as file:
         file.write(b'{"level":1,"att')
-    with pytest.warns(TornFileWarning, match="line [23] is cut off") as told:
+    with pytest.warns(UserWarning, match="line [23] is cut off") as told:
         assert load_run(path).records == [(RECORD,)]
     assert len(told) == 2, "one for each file"
     with RunStore.resume(path, _manifest()) as store:

@@ -43,7 +43,7 @@ def in_full_disk(folder, size, script):
     return done
 
 
-@pytest.mark.filterwarnings("ignore::lmi_bench.core.errors.TornFileWarning")
+@pytest.mark.filterwarnings("ignore:.*--repair:UserWarning")
 def test_a_disk_that_fills_up_in_mid_sweep_is_one_line_and_the_run_resumes(tmp_path):
     """96 KiB hold the first levels alone; more room comes by mounting anew."""
     (tmp_path / "disk").mkdir()

@@ -88,7 +88,7 @@ def one(base, folder, draw):
     return file.name, command[0]
 
 
-@pytest.mark.filterwarnings("ignore::lmi_bench.core.errors.TornFileWarning")
+@pytest.mark.filterwarnings("ignore:.*--repair:UserWarning")
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_a_damaged_file_ends_in_one_line(base, tmp_path, batch):
     seeds = range(SEED + batch, SEED + NUMBER, BATCHES)

@@ -10,6 +10,7 @@ import json
 import pytest
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.interchange import traffic_rows
 from lmi_bench.interchange.traffic import parse_assumed, parse_fields, read_traffic
 from lmi_bench.interchange.traffic_statistics import burstiness, hourly_rates_per_s
 
@@ -222,6 +223,20 @@ def test_a_file_that_holds_no_requests_is_one_clear_line(tmp_path, content, mess
     with pytest.raises(InputError, match=message) as found:
         read(tmp_path, content)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("packed", "length", "message"),
+    [(True, 1500, "over 200 times"), (False, 3000, "a line of over")],
+)
+def test_a_log_that_would_fill_the_memory_is_refused(
+    tmp_path, monkeypatch, packed, length, message
+):
+    monkeypatch.setattr(traffic_rows, "_MOST_LINE", 2000)
+    line = json.dumps({"prompt_tokens": 8, "completion_tokens": 4, "x": "a" * length}) + "\n"
+    text = (line * 2000).encode()
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, gzip.compress(text) if packed else text)
 
 
 def test_other_work_and_cached_answers_are_no_calls(tmp_path):

@@ -130,7 +130,7 @@ def _archived(path: Path, archive: tarfile.TarFile) -> list[Object]:
 def _objects(path: Path) -> list[Object]:
     """The file's objects: a JSON object, one on each line, a YAML document, or an archive's."""
     try:
-        if tarfile.is_tarfile(path):
+        if path.is_file() and tarfile.is_tarfile(path):  # it would look for an end of /dev/zero
             return _flat_enough(_archived(path, tarfile.open(path)), path)
     except (*UNREADABLE, tarfile.TarError) as exc:
         raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
