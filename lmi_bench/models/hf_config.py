@@ -134,9 +134,10 @@ class _Reader:
         if wrong:
             raise InputError(f"{self._where}: {what}")
 
-    def rope(self, facts: Facts) -> Facts:
-        """Rotary position settings, from their own object or the top level."""
-        stated = self.settings(self.get("rope_scaling") or self.get("rope_parameters"))
+    def rope(self, facts: Facts, unstated: Facts | None = None) -> Facts:
+        """Rotary position settings, from their own object, else `unstated`, or the top level."""
+        own = self.get("rope_scaling") or self.get("rope_parameters")
+        stated = self.settings(own or unstated)
         by_kind = [key for key, value in stated.items() if isinstance(value, Mapping)]
         self.refuse(bool(by_kind), f"rotary positions by layer ({by_kind}) are not supported")
         trained = facts.get("trained") or self.get(_TRAINED)  # counts more, as in transformers
@@ -317,6 +318,7 @@ def _gemma3(read: _Reader, facts: Facts) -> None:
     stated = dict(read.settings(read.get("rope_parameters")))
     kinds = ("full_attention", "sliding_attention")
     full, near = (read.settings(stated.pop(kind, None)) for kind in kinds)
+    full = full or {"rope_type": "default"}  # which hides the older key `type` of a scaling
     facts["rope"] = read.scaling({**full, **read.settings(read.get("rope_scaling"))}, facts)
     facts["window_rope"] = read.scaling(near, facts | {"theta": facts["window_theta"]})
     read.refuse(bool(stated), f"rope_parameters {list(stated)} are not supported")
@@ -324,9 +326,8 @@ def _gemma3(read: _Reader, facts: Facts) -> None:
 
 def _gpt_oss(read: _Reader, facts: Facts) -> None:
     facts["clamped"] = (facts["swiglu_alpha"], facts["swiglu_limit"])
-    if not (read.get("rope_scaling") or read.get("rope_parameters")):
-        yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, _TRAINED: 4096}
-        facts["rope"] = read.scaling(yarn, facts)
+    yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, _TRAINED: 4096}
+    facts["rope"] = read.rope(facts, yarn)
 
 
 def _sigmoid_experts(read: _Reader, facts: Facts) -> None:

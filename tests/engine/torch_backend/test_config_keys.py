@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Iterable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,21 @@ EDITS: list[dict[str, object]] = [
     {"pretraining_tp": 2},
 ]
 """Settings of several families, tried on each; every key of a family's own config is besides."""
+PLACES: list[dict[str, object]] = [
+    *({"rope_parameters": value} for value in (None, YARN)),
+    *({"rope_scaling": value} for value in (YARN, {"type": "linear", "factor": 3.0})),
+    {"rope_theta": 500.0},
+    {"rope_local_base_freq": 300.0},
+    {"partial_rotary_factor": 0.5},
+    {"max_position_embeddings": 32},
+    {"original_max_position_embeddings": 16},
+    *({"sliding_window": value} for value in (None, 7)),
+    *({"layer_types": value} for value in (None, WINDOWS)),
+    {"use_sliding_window": True},
+    {"max_window_layers": 1},
+    {"sliding_window_pattern": 2},
+]
+"""Settings of positions and windows, of which one may change what another means."""
 
 
 def other_values(value: object) -> list[object]:
@@ -123,13 +140,12 @@ def with_config(folder: Path, place: Path, config: dict[str, object]) -> Path:
     return place
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_changed_key_is_refused_or_gives_what_transformers_gives(make_model, tmp_path, family):
-    folder = make_model(family).folder
+def check_all(folder: Path, place: Path, edits: Iterable[dict[str, object]], least: int) -> None:
+    """Every edit is refused, or equal to transformers; `least` are compared."""
     config = json.loads((folder / "config.json").read_text())
     wrong, refusals, equal = [], [], 0
-    for edit in edits_of(config):
-        changed = with_config(folder, tmp_path / "model", copy.deepcopy(config) | edit)
+    for edit in edits:
+        changed = with_config(folder, place, copy.deepcopy(config | edit))
         try:
             ours = scores(changed)
         except LmiBenchError as exc:
@@ -143,4 +159,17 @@ def test_a_changed_key_is_refused_or_gives_what_transformers_gives(make_model, t
             wrong.append(edit)
     assert not wrong
     assert not any("\n" in each for each in refusals)
-    assert equal > 20
+    assert equal > least
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_changed_key_is_refused_or_gives_what_transformers_gives(make_model, tmp_path, family):
+    folder = make_model(family).folder
+    config = json.loads((folder / "config.json").read_text())
+    check_all(folder, tmp_path / "model", edits_of(config), 20)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_changed_keys_are_refused_or_give_what_transformers_gives(make_model, tmp_path, family):
+    pairs = [one | two for one, two in combinations(PLACES, 2) if not one.keys() & two.keys()]
+    check_all(make_model(family).folder, tmp_path / "model", pairs, 20)
