@@ -6,6 +6,7 @@ Weights of 4 or 8 bits with scales (FP8, MXFP4, compressed-tensors) become the f
 stand for, unless a loader takes their parts; activations are not rounded in either case.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -42,6 +43,9 @@ _PREFIXES: Final = {
 _FUSED: Final = re.compile(r".*\.(qkv|gate_up)_proj\.(weight|bias)")
 _EXPERTS: Final = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(_bias|_blocks|)")
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of 4 bits; the fourth is the sign
+
+Blocks = frozenset[tuple[int, int]]
+"""Rows and columns of weights that share a scale; -1: all."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes of all files."""
@@ -114,7 +118,7 @@ class Checkpoint:
         self._widened = False
         self._forms: dict[str, Form] = {}
         if spec is not None:
-            self._forms = _forms_of(self, spec)
+            self._forms = _forms_of(self, spec, _stated_blocks(read_config(folder)))
 
     def __enter__(self) -> Self:
         return self
@@ -286,7 +290,26 @@ def _open(path: Path) -> Any:
         raise InputError(f"{path} cannot be read as safetensors: {exc}") from exc
 
 
-def _forms_of(stored: Checkpoint, spec: DecoderSpec) -> dict[str, Form]:
+def _stated_blocks(config: Mapping[str, Any]) -> Blocks:
+    """The sizes that config.json states; none where it states none. Raises InputError for weights
+    that only fit rotated inputs."""
+    own, text = config.get("quantization_config"), config.get("text_config") or {}
+    try:
+        stated = own or text.get("quantization_config") or {}
+        rotated = (stated.get("transform_config") or {}).get("config_groups")
+        groups = [each.get("weights") or {} for each in stated.get("config_groups", {}).values()]
+        blocks = [each.get("block_structure") or (1, each.get("group_size")) for each in groups]
+        usual = (128, 128) if stated.get("quant_method") == "fp8" else None
+        blocks += [each for each in (stated.get("weight_block_size", usual),) if each]
+        sizes = frozenset((int(rows), int(columns or -1)) for rows, columns in blocks)
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise InputError(f"config.json: quantization_config cannot be read: {exc}") from exc
+    if rotated:
+        raise InputError("config.json: quantization_config: a transform_config is not supported")
+    return sizes
+
+
+def _forms_of(stored: Checkpoint, spec: DecoderSpec, blocks: Blocks) -> dict[str, Form]:
     """Every tensor of the model that is not in the files under its name and in its form."""
     forms: dict[str, Form] = {}
     names = frozenset(stored.names)
@@ -303,7 +326,7 @@ def _forms_of(stored: Checkpoint, spec: DecoderSpec) -> dict[str, Form]:
         if last in ("weight_scale_inv", "weight_scale"):
             source = name.removesuffix(last)
             packed = f"{source}weight_packed" in names
-            forms[f"{base}.weight"] = _scaled(stored, source, last, packed)
+            forms[f"{base}.weight"] = _scaled(stored, source, last, packed, blocks)
         elif own != name and own not in forms:
             forms[own] = whole(name)
     for name in (*names, *forms):
@@ -314,7 +337,9 @@ def _forms_of(stored: Checkpoint, spec: DecoderSpec) -> dict[str, Form]:
     return forms
 
 
-def _scaled(stored: Checkpoint, source: str, scale_name: str, is_packed: bool) -> Form:
+def _scaled(
+    stored: Checkpoint, source: str, scale_name: str, is_packed: bool, blocks: Blocks
+) -> Form:
     """Values of 8 bits, or eight of 4 bits in each 32-bit number of a row, the first lowest; times
     the scale of their tensor, row, block or group."""
     name = f"{source}weight_packed" if is_packed else f"{source}weight"
@@ -333,22 +358,36 @@ def _scaled(stored: Checkpoint, source: str, scale_name: str, is_packed: bool) -
         if is_packed:
             shifts = torch.arange(0, 32, 4, dtype=torch.int32)
             values = ((values[..., None] >> shifts) & 15).flatten(1) - 8
-        scale = stored.read(f"{source}{scale_name}").float()
-        scale = scale if scale.ndim == 2 else scale.view(-1, 1)
-        return values, scale.repeat_interleave(_block(rows, len(scale)), 0)[:rows]
+        scale = stored.read(f"{source}{scale_name}")
+        if not scale.is_floating_point():
+            raise InputError(f"tensor {name!r}: scales of {scale.dtype} are not supported")
+        scale = scale.float() if scale.ndim == 2 else scale.float().view(-1, 1)
+        sizes = [frozenset(side) for side in zip(*blocks, strict=True)] or [frozenset()] * 2
+        tall, wide = map(partial(_block, name), shape, scale.shape, sizes)
+        even = math.gcd(wide, columns)  # a last block may have less, which kernels do not know
+        scale = scale.repeat_interleave(tall, 0)[:rows].repeat_interleave(wide // even, 1)
+        return values, scale[:, : columns // even]
 
     def read(*index: int | slice) -> Tensor:
         values, scale = parts()
-        wide = scale.repeat_interleave(_block(columns, scale.shape[1]), 1)[:, :columns]
+        wide = scale.repeat_interleave(columns // scale.shape[1], 1)
         whole = (values.float() * wide).to(torch.bfloat16)
         return whole[index] if index else whole
 
     return Form(shape, read, parts)
 
 
-def _block(size: int, blocks: int) -> int:
-    """Values that share a scale: a power of 2, of which the last block may have less."""
-    return 1 << (-(-size // blocks) - 1).bit_length()
+def _block(name: str, size: int, count: int, stated: frozenset[int]) -> int:
+    """Values that share a scale, of which a last block may have less."""
+    sizes = {each for each in stated if each > 0 and -(-size // each) == count}
+    if count in (1, size) or (not stated and count and size % count == 0):
+        sizes = {size // count}
+    if len(sizes) != 1:
+        raise InputError(
+            f"tensor {name!r} has {count} scales for {size} values, but config.json states blocks "
+            f"of {', '.join(map(str, sorted(stated))) or 'no size'}"
+        )
+    return sizes.pop()
 
 
 def _parts(name: str, whole: Form, spec: DecoderSpec) -> Iterator[tuple[str, Form]]:

@@ -231,6 +231,7 @@ def change_config(folder, **changes):
     [
         ({"quant_method": "gptq", "bits": 4}, "'gptq' cannot be loaded; supported: awq"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "layout 'gemv'"),
+        ({"quant_method": "awq", "version": None, "format": "gemv"}, "layout 'gemv'"),
         ({"quant_method": "awq", "bits": 8}, "8 bits"),
         ({"quant_method": "awq", "group_size": None}, "group_size None is no whole number"),
         ({"quant_method": "awq", "group_size": "x"}, "group_size 'x' is no whole number"),

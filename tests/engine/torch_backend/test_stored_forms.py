@@ -14,6 +14,8 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.native_backend.executor import NativeExecutor
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+from lmi_bench.engine.torch_backend.quantization.rounding import QuantizedWeight
+from lmi_bench.engine.torch_backend.weights import Checkpoint, read_model
 from lmi_bench.models.hf_config import spec_from_hf_config
 from tests.engine.torch_backend.scores import TOKENS, scores
 
@@ -86,7 +88,7 @@ def test_mxfp4_experts_are_the_floats_that_they_stand_for(make_model, tmp_path):
     torch.testing.assert_close(ours, scores(rewritten(model.folder, tmp_path / "f", floats)))
 
 
-def rounded_by(kind, weight):
+def rounded_by(kind, weight, size=32):
     """Stored parts of a weight, and the floats that they mean, by the formats' definitions."""
     rows, columns = weight.shape
     if kind == "fp8":
@@ -99,7 +101,7 @@ def rounded_by(kind, weight):
         scale = weight.abs().amax(dim=1, keepdim=True) / 127
         values = (weight / scale).round().to(torch.int8)
         return {"weight": values, "weight_scale": scale}, values.float() * scale
-    grouped = weight.view(rows, columns // 32, 32)
+    grouped = weight.view(rows, columns // size, size)
     scale = (grouped.abs().amax(dim=2) / 7).half().float()
     values = (grouped / scale[..., None]).round().clamp(-8, 7)
     nibbles = (values.view(rows, columns // 8, 8).long() + 8) << torch.arange(0, 32, 4)
@@ -110,16 +112,17 @@ def rounded_by(kind, weight):
     return parts, (values * scale[..., None]).view(rows, columns)
 
 
-def rounded_folder(model, place, kind):
+def rounded_folder(model, place, kind, size=32, **stated_too):
     """A model's folder with its projections rounded, and every tensor's floats."""
     rounded, floats = stored(model), stored(model)
     for name in [name for name in floats if "_proj.weight" in name]:
         base = name.removesuffix("weight")
-        parts, floats[name] = rounded_by(kind, rounded.pop(name))
+        parts, floats[name] = rounded_by(kind, rounded.pop(name), size)
         rounded |= {f"{base}{part}": tensor for part, tensor in parts.items()}
     stated = {"quant_method": "compressed-tensors", "format": FORMATS[kind]}
     if kind == "fp8":
         stated = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    stated |= stated_too
     return rewritten(model.folder, place, rounded, quantization_config=stated), floats
 
 
@@ -138,6 +141,54 @@ def test_rounded_checkpoints_are_read_as_the_floats_that_they_stand_for(make_mod
     assert (ours - scores(model.folder)).abs().max() > 0.01
     told = TorchExecutor.load(folder, LoadSettings(num_blocks=2, threads=1)).weights_description
     assert told.endswith("weights of 4 or 8 bits became floats")
+
+
+def groups_of(*sizes):
+    weights = [{"num_bits": 4, "strategy": "group", "group_size": size} for size in sizes]
+    return {"config_groups": {f"group_{i}": {"weights": each} for i, each in enumerate(weights)}}
+
+
+@pytest.mark.parametrize("sizes", [(24,), (32,), (48, None), (32, 48)])
+def test_groups_have_the_size_that_config_json_states(make_model, tmp_path, sizes):
+    model = make_model("Llama", hidden_size=96, head_dim=24)
+    size = sizes[-1] or sizes[0]
+    folder, floats = rounded_folder(model, tmp_path / "q", "int4", size, **groups_of(*sizes))
+    for name in [name for name in floats if "_proj.weight" in name]:
+        floats[name] = floats[name].to(torch.bfloat16).float()
+    wanted = scores(rewritten(model.folder, tmp_path / "f", floats))
+    torch.testing.assert_close(scores(folder), wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stated", "words"),
+    [
+        ("int4", groups_of(24), "has 2 scales for 64 values, but config.json states .* of 24"),
+        ("int4", groups_of(48, 40), "states blocks of 40, 48"),
+        ("fp8", {"weight_block_size": [32, 16]}, "has 2 scales for 64 values"),
+        ("fp8", {"weight_block_size": 32}, "quantization_config cannot be read"),
+        ("int4", {"config_groups": [1]}, "quantization_config cannot be read"),
+        ("int8", {"transform_config": {"config_groups": {"R4": {}}}}, "transform_config is not"),
+    ],
+)
+def test_sizes_that_differ_from_the_stated_are_refused(make_model, tmp_path, kind, stated, words):
+    folder, _ = rounded_folder(make_model("Llama"), tmp_path / "q", kind, **stated)
+    with pytest.raises(InputError, match=words):
+        scores(folder)
+
+
+def test_a_last_block_of_fewer_inputs_is_exact_in_parts_too(make_model, tmp_path):
+    """On a GPU a matrix keeps its bytes: 96 inputs in blocks of 64."""
+    model = make_model("Llama")
+    tensors, name = stored(model), "model.layers.0.mlp.down_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    tensors[f"{name}_scale_inv"] = torch.tensor([[2.0, 3.0]])
+    method = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}
+    folder = rewritten(model.folder, tmp_path / "m", tensors, **method)
+    with Checkpoint(folder, spec=read_model(folder).spec) as checkpoint:
+        weight = QuantizedWeight(*checkpoint.parts(name))
+        factors = torch.tensor([2.0, 3.0]).repeat_interleave(64)[:96]
+        torch.testing.assert_close(weight.floats(), tensors[name].float() * factors)
+        torch.testing.assert_close(checkpoint.whole(name).float(), weight.floats())
 
 
 @pytest.mark.parametrize("part", ["weight_zero_point", "weight_g_idx"])

@@ -76,7 +76,7 @@ def stored_plan(
         raise InputError(f"{folder / 'config.json'}: group_size {group_size!r} is no whole number")
     if method == "awq":
         bits = stated.get("bits", stated.get("w_bit", 4))
-        version = str(stated.get("version", "gemm")).lower()
+        version = str(stated.get("version") or stated.get("format") or "gemm").lower()
         if bits != 4 or version != "gemm":
             raise InputError(
                 f"{folder / 'config.json'}: AWQ weights of {bits} bits in the layout {version!r} "
