@@ -180,8 +180,8 @@ class Router:
     """Chooses each row's experts and their weights.
 
     Scores are the softmax over all experts in float32, or with a `correction` of the choice
-    sigmoids, of which the best experts of the best of the spec's groups count: those with the
-    largest sums of their two best (DeepSeek-V3, arXiv:2412.19437).
+    sigmoids of products in float32, of which the best experts of the best of the spec's groups
+    count: those with the largest sums of their two best (DeepSeek-V3, arXiv:2412.19437).
     """
 
     scores: Linear
@@ -190,7 +190,8 @@ class Router:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts, shape (rows, experts per token) each."""
-        scores, spec = self.scores(x).float(), self.spec
+        spec, corrected = self.spec, self.correction is not None
+        scores = self.scores(x.float() if corrected else x).float()
         if self.correction is None:
             weights, chosen = torch.softmax(scores, dim=-1).topk(spec.experts_per_token, dim=-1)
         else:

@@ -34,9 +34,7 @@ def all_logits(folder, precision):
     spec = spec_from_hf_config("tiny", config)
     shape = spec.shape("tiny")
     model = build_model(folder, spec, precision, CPU)
-    layout = KvLayoutShape(
-        shape.num_layers, shape.num_kv_heads, shape.head_dim, 4, precision.stored
-    )
+    layout = KvLayoutShape.of(shape, 4, precision.stored)
     forward = TorchForward(model, KvCache(layout, 8, CPU))
     logits = []
     for first, stop in ((0, 6), (6, 11), (11, 12)):
@@ -54,6 +52,8 @@ MODELS = [
     ("Qwen3", {}),
     ("Falcon", {"multi_query": True}),
     ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("Glm4Moe", {}),
+    ("DeepseekV3", {}),
 ]
 
 
@@ -72,6 +72,25 @@ def test_bfloat16_logits_are_as_good_as_those_of_transformers(make_model, family
     got = error(all_logits(model.folder, Precision(BF16, compute)))
     assert 0 < got < 0.05
     assert got < 1.5 * error(rounded)
+
+
+@pytest.mark.parametrize("family", ["Glm4Moe", "DeepseekV3"])
+@torch.inference_mode()
+def test_bfloat16_rows_choose_the_experts_that_transformers_chooses(make_model, family):
+    """Scores rounded to bfloat16 are often equal, so that rows go elsewhere."""
+    model = make_model(family, n_routed_experts=64, num_experts_per_tok=8)
+    spec = spec_from_hf_config("tiny", read_config(model.folder))
+    ours = build_model(model.folder, spec, Precision(BF16, BF16), CPU).layers[1].mlp.router
+    rows = torch.randn(512, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    weights, chosen = ours(rows)
+    theirs = copy.deepcopy(model.model.model.layers[1].mlp.gate)
+    theirs.weight.data = theirs.weight.data.to(BF16)  # the correction stays float32
+    _, wanted, numbers = theirs(rows)
+    got, expected = (
+        torch.zeros(512, 64).scatter_(1, index, each.float())
+        for index, each in ((chosen, weights), (numbers, wanted))
+    )
+    torch.testing.assert_close(got, expected, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize(("family", "changes"), MODELS)

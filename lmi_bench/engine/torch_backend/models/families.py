@@ -138,11 +138,13 @@ def _mlp(load: WeightLoader, index: int, prefix: str) -> Mlp:
     each = [f"{prefix}.experts.{number}" for number in range(spec.experts)]
     (router,), (shared,) = spec.names(prefix, "router"), spec.names(prefix, "shared")
     gate = spec.names(prefix, "shared_gate")
-    scores = load.linear((router,), (spec.experts,), spec.hidden_size, bias=spec.mlp_bias)
     correction = [
         load.checkpoint.tensor(name, spec.experts).to(load.device, torch.float32)
         for name in spec.names(router, "correction")
     ]
+    wide = Tensor.float if correction else None  # as `Router` asks
+    sizes = (spec.experts,), spec.hidden_size
+    scores = load.linear((router,), *sizes, bias=spec.mlp_bias, arrange=wide)
     return ExpertMlp(
         Router(scores, spec, *correction),
         [_dense(load, one, spec.ffn_size, summed=False) for one in each],
