@@ -25,18 +25,22 @@ _CONFIG: Final = "tokenizer_config.json"
 
 
 class ChatTemplate:
-    """The template of one model folder. takes_tools: it tells the model of a request's tools."""
+    """The templates of one model folder. takes_tools: one tells the model of a request's tools."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
-        """special_tokens  by their names in templates, such as bos_token
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], *, where: str
+    ) -> None:
+        """sources  by name: `default`, perhaps `tool_use` for requests with tools
+        special_tokens  by their names in templates, such as bos_token
         where  the file, for error messages
 
-        Raises InputError if the text is not a template.
+        Raises InputError if a text is not a template.
         """
-        self.takes_tools = "tools" in source
+        with_tools = sources.get("tool_use", sources["default"])
+        self.takes_tools = "tools" in with_tools
         self._special_tokens = dict(special_tokens)
         try:
-            self._template = _compiled(source)
+            self._template, self._with_tools = map(_compiled, (sources["default"], with_tools))
         except TemplateError as exc:
             raise InputError(f"{where}: the chat template cannot be read: {exc}") from exc
 
@@ -44,20 +48,20 @@ class ChatTemplate:
     def from_folder(cls, folder: Path) -> "ChatTemplate | None":
         """The template that transformers would use; None if the folder has none. Raises InputError
         if one of its files is invalid."""
-        config = _object_of(folder / _CONFIG)
-        source: Any
-        for where in (folder / "chat_template.jinja", folder / "chat_template.json"):
-            if where.is_file():
-                source = read_text(where)
-                if where.suffix == ".json":
-                    source = _object_of(where).get("chat_template", "")
+        config, where = _object_of(folder / _CONFIG), folder / _CONFIG
+        stated = config.get("chat_template")
+        named = stated if isinstance(stated, list) else [{"name": "default", "template": stated}]
+        found = {str(e.get("name")): e.get("template") for e in named if isinstance(e, dict)}
+        for main in (folder / "chat_template.jinja", folder / "chat_template.json"):
+            if main.is_file():
+                is_json, where = main.suffix == ".json", main
+                text = _object_of(main).get("chat_template") if is_json else read_text(main)
+                found = {"default": text}  # transformers has then no others by name
                 break
-        else:
-            source, where = config.get("chat_template"), folder / _CONFIG
-            if isinstance(source, list):  # several by name
-                named = [each for each in source if isinstance(each, dict)]
-                source = {str(one.get("name")): one.get("template") for one in named}.get("default")
-        if not isinstance(source, str):
+        for beside in (folder / "additional_chat_templates").glob("*.jinja"):
+            found[beside.stem] = read_text(beside)
+        sources = {name: text for name, text in found.items() if isinstance(text, str)}
+        if "default" not in sources:
             return None
         older = _object_of(folder / "special_tokens_map.json")
         special_tokens: dict[str, str] = {}
@@ -66,7 +70,7 @@ class ChatTemplate:
             text = stated.get("content") if isinstance(stated, dict) else stated
             if isinstance(text, str):
                 special_tokens[name] = text
-        return cls(source, special_tokens, where=str(where))
+        return cls(sources, special_tokens, where=str(where))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
@@ -76,8 +80,9 @@ class ChatTemplate:
         options  the template's own variables, such as Qwen3's enable_thinking
         Raises InputError if the template rejects the messages.
         """
+        template = self._with_tools if options and options.get("tools") else self._template
         try:
-            return self._template.render(
+            return template.render(
                 {
                     "tools": None,  # templates test for none; an undefined name fails that test
                     "documents": None,

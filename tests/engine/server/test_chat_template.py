@@ -111,6 +111,28 @@ def test_of_several_templates_the_default_one_is_taken(tmp_path):
     assert ChatTemplate.from_folder(folder_with(tmp_path, several)).render([]) == "d"
 
 
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_request_with_tools_gets_the_template_for_tools(tmp_path, where):
+    texts = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools[0].function.name }}"}
+    named = [{"name": name, "template": text} for name, text in texts.items()]
+    if where == "chat_template.jinja":
+        beside = tmp_path / "additional_chat_templates" / "tool_use.jinja"
+        beside.parent.mkdir()
+        beside.write_text(texts["tool_use"])
+        named = texts["default"]
+    folder = folder_with(tmp_path, named, where=where)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": "</s>"}))
+    ours, theirs = ChatTemplate.from_folder(folder), PreTrainedTokenizerFast.from_pretrained(folder)
+    parameters = {"type": "object", "properties": {}}
+    function = {"name": "weather", "description": "", "parameters": parameters}
+    tools = [{"type": "function", "function": function}]
+    assert ours.takes_tools
+    for given, wanted in ((None, CHATS[0][0]["content"]), (tools, "weather")):
+        assert theirs.apply_chat_template(CHATS[0], tools=given, tokenize=False) == wanted
+        assert ours.render(CHATS[0], {"tools": given}) == wanted
+
+
 def test_a_folder_without_a_template_has_none(tmp_path):
     assert ChatTemplate.from_folder(tmp_path) is None
     assert ChatTemplate.from_folder(folder_with(tmp_path, None)) is None
