@@ -27,6 +27,7 @@ class Tokenizer:
     eos_token_ids  ids that end a generation, from the folder's generation settings
     folder         None if it was not read from a folder
     sampling       the sampling settings that the folder states
+    max_new_tokens of an answer to a request that states none; None: the folder does not say
     longest_token_bytes  most bytes of a text that one token can stand for; None: unknown
     is_byte_level        a token's bytes do not depend on the tokens before it
     has_channels         the model divides an answer into channels, as gpt-oss does
@@ -43,6 +44,8 @@ class Tokenizer:
         self.sampling: Mapping[str, float] = {
             name: stated[name] for name in _SAMPLING if type(stated.get(name)) in (int, float)
         }
+        most = stated.get("max_new_tokens")
+        self.max_new_tokens: int | None = most if type(most) is int and most > 0 else None
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
         saved = json.loads(tokenizer.to_str())
@@ -239,10 +242,14 @@ def _keeps_text(step: Any) -> bool:
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The end-of-sequence ids, from generation_config.json first, then config.json."""
+    """The end-of-sequence ids, from generation_config.json first, then config.json, where those of
+    a wrapper count before its text model's."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        value = read_object(path).get("eos_token_id") if path.is_file() else None
+        stated = read_object(path) if path.is_file() else {}
+        value, text = stated.get("eos_token_id"), stated.get("text_config")
+        if value is None and isinstance(text, dict):
+            value = text.get("eos_token_id")
         found = value if isinstance(value, list) else [value]
         if value is not None and not all(type(each) is int for each in found):
             raise InputError(f"{path}: eos_token_id must be a whole number or a list of such")

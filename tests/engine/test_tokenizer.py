@@ -162,6 +162,8 @@ def test_the_vocabulary_counts_added_tokens(tmp_path):
         ({}, {"eos_token_id": 9}, (9,)),
         (None, {"eos_token_id": 9}, (9,)),
         (None, {"eos_token_id": None}, ()),
+        (None, {"text_config": {"eos_token_id": 2}}, (2,)),
+        ({}, {"eos_token_id": 9, "text_config": {"eos_token_id": 2}}, (9,)),
         (None, None, ()),
     ],
 )
@@ -255,9 +257,12 @@ def test_sampling_settings_are_the_models_own_where_it_has_any(tmp_path):
         "min_p": None,
         "do_sample": True,
         "eos_token_id": 2,
+        "max_new_tokens": 2048,
     }
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    assert byte_level(tmp_path).sampling == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    found = byte_level(tmp_path)
+    assert found.sampling == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    assert found.max_new_tokens == 2048
 
 
 @settings(max_examples=200)

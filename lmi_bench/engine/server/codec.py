@@ -14,6 +14,7 @@ class PlainTokenizer:
 
     eos_token_ids: tuple[int, ...] = ()
     sampling: Mapping[str, float] = MappingProxyType({})
+    max_new_tokens: int | None = None
     longest_token_bytes: int | None = None  # a word is as long as it is
     has_channels = False
 

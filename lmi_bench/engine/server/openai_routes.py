@@ -330,7 +330,8 @@ class OpenAiRoutes:
         prompts = []
         for sent, tokens in await self._tokens(call):
             token_ids = tokens if cut is None else tokens[-cut:]
-            rest = max(state.max_model_len - len(token_ids), call.min_tokens, 1)
+            rest = state.max_model_len - len(token_ids)
+            rest = max(min(rest, state.codec.max_new_tokens or rest), call.min_tokens, 1)
             sampling = call.sampling_with(
                 call.num_logprobs,
                 max_new_tokens=rest if call.max_tokens is None else max(call.max_tokens, 1),

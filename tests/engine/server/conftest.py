@@ -72,6 +72,7 @@ class ByteCodec:
     vocab_size = 256
     eos_token_ids = (0,)
     sampling = MappingProxyType({})
+    max_new_tokens = None
     longest_token_bytes = 1
     has_channels = False
 

@@ -179,6 +179,24 @@ def test_a_model_may_state_how_its_tokens_are_drawn(serve_toy, scripted):
     assert executor.seen == ((0.5, 7, 1.0), (0.5, 7, 0.5), (2.0, 0, 1.0))
 
 
+def test_a_model_may_state_how_long_its_chats_are(serve_toy, scripted):
+    """As in vLLM: where the request does not say, up to the end of the context."""
+    codec = PlainTokenizer()
+    body = {"messages": [{"role": "user", "content": "a b"}]}
+
+    async def main(most, more):
+        codec.max_new_tokens = most
+        async with serve_toy(executor=scripted([11]), codec=codec, max_model_len=32) as server:
+            _, _, reply = await server.post("/v1/chat/completions", body | more)
+            return json.loads(reply)["usage"]["completion_tokens"]
+
+    found = [
+        asyncio.run(main(*each))
+        for each in ((None, {}), (3, {}), (99, {}), (3, {"max_tokens": 5}), (3, {"min_tokens": 4}))
+    ]
+    assert found == [30, 3, 30, 5, 4]
+
+
 def test_several_prompts_have_their_choices_one_after_the_other(serve_toy, scripted):
     """As in vLLM: choice 2 * i + j is the j-th answer to the i-th prompt."""
 
