@@ -99,7 +99,7 @@ class ModelFields(Fields):
     max_model_len: PositiveInt | None = option(default="the model's")
     rope_scaling: str | None = option()
     memory_share: Annotated[float, Gt(0), Le(1)] | None = option(
-        default="0.5; simulated: the profile's"
+        default="0.5, on a GPU alone 0.9; simulated: the profile's"
     )
     threads: PositiveInt | None = option(default="all free cores")
     quantize: Literal["none", "int8", "awq", "awq-int4", "awq-int3", "smoothquant", "fp8"] = option(

@@ -140,12 +140,9 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.Lo
         draft_folder = model_folder(settings.draft)
         drafting.check_same_vocabulary(folder, draft_folder)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
+    places = [folder] if draft_folder is None else [folder, draft_folder]
     back_end = choose_back_end(
-        settings,
-        [folder] if draft_folder is None else [folder, draft_folder],
-        degree=degree,
-        block_size=block_size,
-        listener=listener,
+        settings, places, degree=degree, block_size=block_size, listener=listener
     )
     is_demo = model in DEMO_NAMES and settings.rope_scaling is None
     named = model if is_demo else folders.folder_name(folder)
@@ -155,28 +152,26 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.Lo
 
 
 def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSettings:
-    from lmi_bench.engine.torch_backend.load_settings import (
-        DEFAULT_MEMORY_SHARE,
-        DEFAULT_MOST_CACHE_TOKENS,
-        LoadSettings,
-    )
+    from lmi_bench.engine.torch_backend import load_settings
 
     settings = plan.settings
     sharing = loading.copies_a_device(settings.replicas, plan.degree, plan.gpus)
-    share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / sharing
+    usual, most = load_settings.DEFAULT_MEMORY_SHARE, load_settings.DEFAULT_MOST_CACHE_TOKENS
+    if plan.back_end.device == "cuda":
+        alone = sharing == 1 and plan.draft_folder is None
+        usual, most = load_settings.GPU_MEMORY_SHARE if alone else usual, sys.maxsize
+    share = (settings.memory_share or usual) / sharing
     if plan.draft_folder is not None:  # both cache the same tokens
-        own, drafts = (
-            kv_bytes_per_token(folders.shape_of_folder(place))
-            for place in (plan.folder, plan.draft_folder)
-        )
+        places = (plan.folder, plan.draft_folder)
+        own, drafts = (kv_bytes_per_token(folders.shape_of_folder(each)) for each in places)
         share *= own / (own + drafts)
-    return LoadSettings(
+    return load_settings.LoadSettings(
         dtype=settings.dtype or "bfloat16",
         kv_dtype=settings.kv_dtype,
         num_blocks=settings.num_blocks,
         block_size=plan.block_size,
         memory_share=share,
-        most_cache_tokens=settings.max_batch_total_tokens or DEFAULT_MOST_CACHE_TOKENS,
+        most_cache_tokens=settings.max_batch_total_tokens or most,
         threads=max(1, plan.cores // settings.replicas),
         # a draft must sample as the model does, and every copy alike
         sampling_seed=secrets.randbits(62),

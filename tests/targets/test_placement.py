@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from lmi_bench.core.listener import SILENT
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.targets import bundled
 from lmi_bench.targets.back_ends import BackEnd, step_settings
 from lmi_bench.targets.loading import copies_a_device, first_device, gpu_count
 
@@ -46,3 +51,27 @@ def test_no_graph_is_captured_for_more_sequences_than_ever_run(settings, most):
     """32 is the rolling batch's default."""
     steps = step_settings(EngineSection(**settings), BackEnd(triton=True, device="cuda"))
     assert steps.most_sequences == most
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "draft", "share", "is_bounded"),
+    [
+        ({}, None, False, 0.5, True),
+        ({}, 1, False, 0.9, False),
+        ({"memory_share": 0.3}, 1, False, 0.3, False),
+        ({"max_batch_total_tokens": 1 << 18}, 1, False, 0.9, True),
+        ({"replicas": 2}, 2, False, 0.9, False),
+        ({"replicas": 2}, 1, False, 0.25, False),
+        ({}, 1, True, 0.25, False),
+    ],
+)
+def test_a_gpu_that_a_model_has_to_itself_is_its_caches(settings, gpus, draft, share, is_bounded):
+    """What a second copy or a draft weighs is not known when the first cache is allocated."""
+    plan = bundled._plan("demo-15m", EngineSection(**settings), SILENT)
+    back_end = BackEnd(device="cpu" if gpus is None else "cuda")
+    folder: Path | None = plan.folder if draft else None
+    loaded = bundled._load_settings(
+        replace(plan, gpus=gpus, back_end=back_end, draft_folder=folder), None
+    )
+    assert loaded.memory_share == share
+    assert (loaded.most_cache_tokens == 1 << 18) is is_bounded

@@ -17,7 +17,9 @@ DEFAULT_BLOCK_SIZE: Final = 64
 """Tokens per page: long enough that a matrix product over one is worth its call."""
 
 DEFAULT_MEMORY_SHARE: Final = 0.5
-"""Share of the free memory for the cache: other programs usually need CPU memory too."""
+"""Share of the free memory for the cache: other programs usually need CPU memory too, and further
+copies and drafts that a GPU's; one that a model has to itself gives more, and tokens unbounded."""
+GPU_MEMORY_SHARE: Final = 0.9
 
 DEFAULT_MOST_CACHE_TOKENS: Final = 1 << 18
 
