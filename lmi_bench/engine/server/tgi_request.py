@@ -140,5 +140,6 @@ def read_sampling(
         temperature=temperature if sampled else 0.0, top_k=top_k, top_p=top_p,
         repetition_penalty=asked.repetition_penalty, frequency_penalty=asked.frequency_penalty,
         seed=seed if sampled else None, logprobs=logprobs,
+        prompt_logprobs=asked.decoder_input_details,
         top_logprobs=asked.top_n_tokens if logprobs else 0,
     )  # fmt: skip

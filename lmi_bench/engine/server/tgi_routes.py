@@ -84,7 +84,7 @@ def whole_reply(answers: Sequence[Answer], codec: Codec, body: TgiBody) -> dict[
     """The reply with the most likely answer; the others are in its details."""
     best, *others = sorted(answers, key=_mean_logprob, reverse=True)
     reply: dict[str, Any] = {"generated_text": body.prefix + best.text}
-    if body.parameters.details:
+    if body.parameters.details or body.parameters.decoder_input_details:
         reply["details"] = _details(best, codec)
         if others:
             reply["details"]["best_of_sequences"] = [
@@ -113,7 +113,9 @@ def ranked_of(piece: Piece, codec: Codec) -> list[dict[str, Any]]:
 
 def _details(answer: Answer, codec: Codec) -> dict[str, Any]:
     tokens = [token_of(piece, codec) for piece in answer.pieces]
-    details = _counts(answer) | {"prefill": [], "tokens": tokens}
+    read = [token_of(piece, codec) for piece in answer.prompt_pieces(codec)]
+    prefill = [{key: each[key] for key in ("id", "text", "logprob")} for each in read]
+    details = _counts(answer) | {"prefill": prefill, "tokens": tokens}
     if answer.prompt.sampling.top_logprobs:
         details["top_tokens"] = [ranked_of(piece, codec) for piece in answer.pieces]
     return details
@@ -191,7 +193,8 @@ class TgiRoutes:
     async def _whole(self, body: TgiBody, *, in_array: bool = False) -> web.Response:
         state, start_s = self._state, asyncio.get_running_loop().time()
         count = body.parameters.best_of or 1
-        prompt = await self._prompt(body, "whole", logprobs=body.parameters.details or count > 1)
+        detailed = body.parameters.details or body.parameters.decoder_input_details
+        prompt = await self._prompt(body, "whole", logprobs=detailed or count > 1)
         queued_s = asyncio.get_running_loop().time()
         answers = await streaming.submit_choices(state, prompt, count)
         try:

@@ -31,13 +31,13 @@ def scores_of(llama, tokens):
     return own.tolist(), scores.max(dim=-1).values.tolist()
 
 
-def replies(serve_toy, llama, calls, load=TorchExecutor.load, **settings):
+def replies(serve_toy, llama, calls, load=TorchExecutor.load, path=COMPLETIONS, **settings):
     async def main():
         executor, codec = load(llama.folder, SETTINGS), PlainTokenizer(96)
         settings.setdefault("num_blocks", 64)
         async with serve_toy(executor=executor, codec=codec, **settings) as server:
             for _ in range(2):  # the second time all prompts are in the prefix cache, if any
-                posts = (server.post(COMPLETIONS, call) for call in calls)
+                posts = (server.post(path, call) for call in calls)
                 found = await asyncio.gather(*posts)
             assert bool(server.engine.stats().done.preemptions) == (settings["num_blocks"] < 64)
             return found
@@ -107,6 +107,17 @@ def test_a_prompt_alone_has_its_tokens_and_no_more(serve_toy, llama, stream):
     ]
     counted = (rest[-1] if rest else chunk)["usage"]
     assert (counted["prompt_tokens"], counted["completion_tokens"]) == (50, 0)
+
+
+def test_tgi_has_them_as_prefill(serve_toy, llama):
+    text = "".join(f" t{token}" for token in PROMPTS[2])
+    call = {"inputs": text, "parameters": {"decoder_input_details": True, "max_new_tokens": 1}}
+    (body,) = replies(serve_toy, llama, [call], path="/generate")
+    first, *rest = json.loads(body)["details"]["prefill"]
+    assert first == {"id": PROMPTS[2][0], "text": f" t{PROMPTS[2][0]}", "logprob": None}
+    assert [each["id"] for each in rest] == PROMPTS[2][1:]
+    own, _ = scores_of(llama, PROMPTS[2])
+    assert [each["logprob"] for each in rest] == pytest.approx(own, abs=1e-4)
 
 
 def test_an_engine_without_a_model_refuses_them_in_one_line(serve_toy):
