@@ -22,6 +22,8 @@ from lmi_bench.models.folder import read_object
 
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _CONFIG: Final = "tokenizer_config.json"
+_UNSTATED: Final = {"tools": None, "documents": None, "add_generation_prompt": True}
+"""Templates test for none; an undefined name fails that test."""
 
 
 class ChatTemplate:
@@ -64,12 +66,9 @@ class ChatTemplate:
         if "default" not in sources:
             return None
         older = _object_of(folder / "special_tokens_map.json")
-        special_tokens: dict[str, str] = {}
-        for name in _SPECIAL_TOKENS:
-            stated = config.get(name) or older.get(name)
-            text = stated.get("content") if isinstance(stated, dict) else stated
-            if isinstance(text, str):
-                special_tokens[name] = text
+        tokens = {name: config.get(name) or older.get(name) for name in _SPECIAL_TOKENS}
+        texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in tokens.items()}
+        special_tokens = {name: text for name, text in texts.items() if isinstance(text, str)}
         return cls(sources, special_tokens, where=str(where))
 
     def render(
@@ -82,16 +81,8 @@ class ChatTemplate:
         """
         template = self._with_tools if options and options.get("tools") else self._template
         try:
-            return template.render(
-                {
-                    "tools": None,  # templates test for none; an undefined name fails that test
-                    "documents": None,
-                    "add_generation_prompt": True,
-                    **self._special_tokens,
-                    **(options or {}),
-                    "messages": messages,
-                }
-            )
+            known = _UNSTATED | self._special_tokens | dict(options or {})
+            return template.render(known | {"messages": messages})
         except Exception as exc:  # code that came with the model; only this request fails
             raise InputError(f"the model's chat template rejects these messages: {exc}") from exc
 

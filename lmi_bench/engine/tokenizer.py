@@ -51,11 +51,8 @@ class Tokenizer:
         saved = json.loads(tokenizer.to_str())
         self.longest_token_bytes = _longest_token_bytes(saved)
         self.is_byte_level = (saved["decoder"] or {}).get("type") == "ByteLevel"
-        self._special_tokens: dict[int, str] = {
-            token_id: token.content
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        }
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special_tokens: dict[int, str] = {i: t.content for i, t in added if t.special}
         self.has_channels = "<|channel|>" in self._special_tokens.values()
 
     @classmethod

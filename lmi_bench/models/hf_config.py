@@ -147,10 +147,7 @@ class _Reader:
         """Complete rotary settings. Of a `turned_frac` a family rotates that share of a head's
         features; others all, whatever transformers' scalings say."""
         kind = str(stated.get("rope_type") or stated.get("type") or "default")
-        if stated.get("short_factor") and kind in (
-            "su",
-            "yarn",
-        ):  # as Phi-3's first files called it
+        if stated.get("short_factor") and kind in ("su", "yarn"):  # of Phi-3's first files
             kind = "longrope"
         rope, positions = {**stated, "rope_type": kind}, facts["max_positions"]
         if rope.get("rope_theta") is None:

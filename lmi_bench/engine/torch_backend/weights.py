@@ -293,15 +293,15 @@ def _open(path: Path) -> Any:
 def _stated_blocks(config: Mapping[str, Any]) -> Blocks:
     """The sizes that config.json states; none where it states none. Raises InputError for weights
     that only fit rotated inputs."""
-    own, text = config.get("quantization_config"), config.get("text_config") or {}
+    text = config.get("text_config") or {}
     try:
-        stated = own or text.get("quantization_config") or {}
+        stated = config.get("quantization_config") or text.get("quantization_config") or {}
         rotated = (stated.get("transform_config") or {}).get("config_groups")
         groups = [each.get("weights") or {} for each in stated.get("config_groups", {}).values()]
         blocks = [each.get("block_structure") or (1, each.get("group_size")) for each in groups]
         usual = (128, 128) if stated.get("quant_method") == "fp8" else None
-        blocks += [each for each in (stated.get("weight_block_size", usual),) if each]
-        sizes = frozenset((int(rows), int(columns or -1)) for rows, columns in blocks)
+        blocks.append(stated.get("weight_block_size", usual))
+        sizes = frozenset((int(rows), int(columns or -1)) for rows, columns in filter(None, blocks))
     except (AttributeError, TypeError, ValueError) as exc:
         raise InputError(f"config.json: quantization_config cannot be read: {exc}") from exc
     if rotated:
@@ -337,9 +337,7 @@ def _forms_of(stored: Checkpoint, spec: DecoderSpec, blocks: Blocks) -> dict[str
     return forms
 
 
-def _scaled(
-    stored: Checkpoint, source: str, scale_name: str, is_packed: bool, blocks: Blocks
-) -> Form:
+def _scaled(stored: Checkpoint, source: str, last: str, is_packed: bool, blocks: Blocks) -> Form:
     """Values of 8 bits, or eight of 4 bits in each 32-bit number of a row, the first lowest; times
     the scale of their tensor, row, block or group."""
     name = f"{source}weight_packed" if is_packed else f"{source}weight"
@@ -358,7 +356,7 @@ def _scaled(
         if is_packed:
             shifts = torch.arange(0, 32, 4, dtype=torch.int32)
             values = ((values[..., None] >> shifts) & 15).flatten(1) - 8
-        scale = stored.read(f"{source}{scale_name}")
+        scale = stored.read(f"{source}{last}")
         if not scale.is_floating_point():
             raise InputError(f"tensor {name!r}: scales of {scale.dtype} are not supported")
         scale = scale.float() if scale.ndim == 2 else scale.float().view(-1, 1)
@@ -371,8 +369,7 @@ def _scaled(
     def read(*index: int | slice) -> Tensor:
         values, scale = parts()
         wide = scale.repeat_interleave(columns // scale.shape[1], 1)
-        whole = (values.float() * wide).to(torch.bfloat16)
-        return whole[index] if index else whole
+        return (values.float() * wide).to(torch.bfloat16)[index]
 
     return Form(shape, read, parts)
 
@@ -409,8 +406,7 @@ def _parts(name: str, whole: Form, spec: DecoderSpec) -> Iterator[tuple[str, For
 
 def _rows(whole: Form, first: int, stop: int, *index: int | slice) -> Tensor:
     """An index's part of rows first .. stop, which alone are read."""
-    rows = whole.read(slice(first, stop))
-    return rows[index] if index else rows
+    return whole.read(slice(first, stop))[index]
 
 
 def _experts(
@@ -440,7 +436,7 @@ def _of_expert(
         whole = _of_mxfp4(tensor[rows], scales[rows])
     else:
         whole = (tensor if tensor.ndim == 1 else tensor.T)[rows].contiguous()
-    return whole[index] if index else whole
+    return whole[index]
 
 
 def _of_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
