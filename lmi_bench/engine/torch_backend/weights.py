@@ -118,7 +118,8 @@ class Checkpoint:
         self._widened = False
         self._forms: dict[str, Form] = {}
         if spec is not None:
-            self._forms = _forms_of(self, spec, _stated_blocks(read_config(folder)))
+            config = read_config(folder) if (folder / "config.json").is_file() else {}
+            self._forms = _forms_of(self, spec, _stated_blocks(config))
 
     def __enter__(self) -> Self:
         return self
