@@ -12,7 +12,7 @@ from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtyp
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_bytes, weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import ACCEPTANCE, OWN_LAYER, Setup, Speculation
+from lmi_bench.analysis.model.setup import OWN_LAYER, Setup, Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.catalog.tables import is_same_model
@@ -176,11 +176,9 @@ def plan_from_recommendation(
     engine, instance = best.setting, find_instance(best.instance)
     dtype = planned_dtype(model, stated.dtype or engine.dtype or question.dtype)
     degree = stated.tensor_parallel or best.tensor_parallel
-    draft, speculation = _drafting(stated.draft, engine.speculation)
-    split = engine.parallelism(instance, degree)
-    setup = Setup(
-        _shape(model, weights), instance, degree, dtype, engine.kv_dtype, speculation, split
-    )
+    shape, split = _shape(model, weights), engine.parallelism(instance, degree)
+    draft, speculation = _drafting(stated.draft, shape, engine.speculation)
+    setup = Setup(shape, instance, degree, dtype, engine.kv_dtype, speculation, split)
     is_planned = degree == best.tensor_parallel
     copies = best.copies if is_planned else instance.num_accelerators // setup.devices
     batch = best.memory.mean_batch_per_copy
@@ -218,7 +216,7 @@ def plan_from_recommendation(
 
 
 def _drafting(
-    stated: str | None, planned: Speculation | None = None
+    stated: str | None, shape: ModelShape, planned: Speculation | None = None
 ) -> tuple[str | None, Speculation | None]:
     """The draft as the server names it, and what it does: the stated one, else the plan's.
 
@@ -231,7 +229,7 @@ def _drafting(
     if stated == NGRAM:
         return NGRAM, None
     if stated == OWN_LAYER:
-        return OWN_LAYER, Speculation(_OWN_DRAFT_TOKENS, ACCEPTANCE, own=True)
+        return OWN_LAYER, Speculation.by_own_layer(shape, _OWN_DRAFT_TOKENS)
     draft, speculation = _hub_id(stated), None
     with suppress(InputError):
         speculation = Speculation(_DRAFT_TOKENS, 0, find_model(draft))
@@ -272,7 +270,7 @@ def plan_from_layout(
     shape, instance = _shape(model, weights), find_instance(instance_name)
     dtype = planned_dtype(weights or model, stated.dtype)
     found = _weights(model, weights, dtype, image, is_stated=stated.dtype is not None)
-    draft, speculation = _drafting(stated.draft)
+    draft, speculation = _drafting(stated.draft, shape)
     setup = Setup(shape, instance, 1, dtype, speculation=speculation)
     setup, limits = _smallest(setup, profile, stated, image)
     warnings: tuple[str, ...] = ()

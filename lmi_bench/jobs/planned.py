@@ -81,8 +81,8 @@ def named_machine(name: str, settings: PriceSettings) -> Instance:
     return own.get(name) or find_instance(name)
 
 
-def planned_speculation(settings: DraftSettings) -> Speculation | None:
-    """The draft and the probability that its tokens are accepted; None without a draft."""
+def planned_speculation(settings: DraftSettings, shape: ModelShape) -> Speculation | None:
+    """The draft and the probability that the model accepts its tokens; None without a draft."""
     draft, draft_tokens = settings.draft, settings.draft_tokens
     acceptance = settings.draft_acceptance
     if draft is None:
@@ -110,7 +110,9 @@ def planned_speculation(settings: DraftSettings) -> Speculation | None:
             raise InputError(
                 f"--draft-acceptance {acceptance}: neither a number from 0 to 1 nor a run folder"
             ) from None
-    return Speculation(draft_tokens or usual, chance, smaller, own=own)
+    if own:
+        return Speculation.by_own_layer(shape, draft_tokens or usual, chance)
+    return Speculation(draft_tokens or usual, chance, smaller)
 
 
 def _measured(folder: Path) -> tuple[float, int]:
@@ -165,9 +167,9 @@ def first_dtype(settings: recommend.AxisSettings) -> str | None:
     return weight_format(names[0]).name if names else None
 
 
-def engine_axes(settings: recommend.AxisSettings) -> dict[str, tuple[Any, ...]]:
+def engine_axes(settings: recommend.AxisSettings, shape: ModelShape) -> dict[str, tuple[Any, ...]]:
     """The values of each engine setting to choose from, by the field of `EngineSetting`."""
-    draft = planned_speculation(settings.speculation)
+    draft = planned_speculation(settings.speculation, shape)
     return {
         "dtype": _listed("--dtype", settings.dtype, str),
         "kv_dtype": _listed("--kv-dtype", settings.kv_dtype, str),

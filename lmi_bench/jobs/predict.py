@@ -112,13 +112,14 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     warnings = profile.warnings_for(
         accelerator=machine.accelerator.name, engine_version=settings.engine_version
     )
+    shape = find_model(settings.model)
     setup = Setup(
-        find_model(settings.model),
+        shape,
         machine,
         settings.tensor_parallel or 1,
         planned_dtype(settings.model, settings.dtype),
         kv_dtype=settings.kv_dtype,
-        speculation=planned_speculation(settings.speculation),
+        speculation=planned_speculation(settings.speculation, shape),
     )
     split = EngineSetting(
         expert_parallel=settings.ep or None,

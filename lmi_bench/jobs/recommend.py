@@ -194,7 +194,7 @@ def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
         measured=basis.measured,
         calibrated=basis.accuracy is not None,
         settings=settings_of(
-            planned.engine_axes(settings.axes),
+            planned.engine_axes(settings.axes, basis.workload.shape),
             dtype=basis.workload.dtype,
             profile=basis.profile,
             shape=basis.workload.shape,

@@ -331,6 +331,7 @@ class _Config:
         if rank:
             key_dim = value_dim = self.count("qk_nope_head_dim") + self.count("qk_rope_head_dim")
         mtp = self.count("mtp")
+        mtp_mlp: Mlp = "dense" if self._is("mimo_v2_flash", "ernie4_5_moe") else mlps[-1]
         shape = ModelShape(
             name=self.name, num_layers=self.layers, hidden_size=h, num_heads=self.heads,
             num_kv_heads=self.heads if rank else kv_heads, head_dim=(key_dim + value_dim) // 2,
@@ -349,7 +350,7 @@ class _Config:
             cacheless_layers=self.layers - own.count("full") - own.count("sliding"),
             state_bytes=states * self.linear()[1], encoder_params=tower + looked_up,
             mtp_layers=mtp,
-            mtp_params=mtp * (self.attention("full") + self.mlp_params(mlps[-1], experts)),
+            mtp_params=mtp * (self.attention("full") + self.mlp_params(mtp_mlp, experts)),
         )  # fmt: skip
         return self._doubted(self._compressed(self._sparse(shape)), weight_bytes)
 

@@ -143,16 +143,17 @@ def test_the_answer_comes_first_and_the_reasons_on_request(answer, explain, caps
         ({"max_batch": "many"}, "--max-batch many: write whole numbers"),
         ({"memory_share": "0.9;0.8"}, "--memory-share"),
         ({"speculation": DraftSettings(draft="ngram")}, "--draft-acceptance"),
+        ({"speculation": DraftSettings(draft="mtp")}, r"llama-3.1-70b has no .*MTP.*deepseek-v3"),
     ],
 )
 def test_a_flag_that_cannot_be_read_names_its_form(flags, message):
     with pytest.raises(InputError, match=message):
-        engine_axes(AxisSettings(**flags))
+        engine_axes(AxisSettings(**flags), find_model("llama-3.1-70b"))
 
 
 def test_flags_are_lists_and_the_first_format_is_the_one_to_compare_with():
     flags = AxisSettings(dtype="fp16,int4", graphs="on,off", memory_share="0.8, 0.9")
-    axes = engine_axes(flags)
+    axes = engine_axes(flags, find_model("llama-3.1-70b"))
     assert first_dtype(flags) == "float16"
     assert axes["cuda_graphs"] == (True, False)
     assert axes["memory_share"] == (0.8, 0.9)

@@ -15,7 +15,8 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.deploy.plan import plan_from_recommendation
+from lmi_bench.core.errors import InputError
+from lmi_bench.deploy.plan import Stated, plan_from_recommendation
 from lmi_bench.deploy.server_settings import (
     sglang_arguments,
     unsupported_settings,
@@ -75,3 +76,8 @@ def test_the_model_s_own_layer_drafts_in_each_server_s_words(answer):
     assert "speculative-draft-model-path" not in words
     assert (words["speculative-num-steps"], words["speculative-num-draft-tokens"]) == ("3", "4")
     assert unsupported_settings(made, "tgi") == ["draft mtp"]
+
+
+def test_a_model_without_such_a_layer_is_refused(answer):
+    with pytest.raises(InputError, match=r"kimi-k2 has no .*MTP"):
+        plan_from_recommendation(answer, "kimi-k2", VLLM_0_12, stated=Stated(draft="mtp"))

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from lmi_bench.analysis.model import memory
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.catalog.models import find_model
+from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape
 
@@ -188,6 +188,19 @@ class Speculation:
         }
 
     @classmethod
+    def by_own_layer(
+        cls, shape: ModelShape, draft_tokens: int, acceptance: float = ACCEPTANCE
+    ) -> Speculation:
+        """Drafts by the model's own layer; raises InputError for a model without one."""
+        if not shape.mtp_layers:
+            names = [each.shape.name for each in all_model_entries() if each.shape.mtp_layers]
+            raise InputError(
+                f"--draft {OWN_LAYER}: {shape.name} has no layer of its own that drafts (MTP); "
+                f"use --draft ngram, a smaller model, or one of {', '.join(names)}"
+            )
+        return cls(draft_tokens, acceptance, own=True)
+
+    @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Speculation:
         """Inverse of `to_json`; raises InputError for an unknown draft, KeyError or TypeError."""
         named = content["draft"]
@@ -201,13 +214,16 @@ class Speculation:
 def next_token_layer(shape: ModelShape) -> ModelShape:
     """The model's layer for later tokens as a model of one layer, with the model's own head.
 
-    It has a layer's share of the parameters and joins two vectors of the hidden size (DeepSeek-AI
-    2024, arXiv:2412.19437, section 2.2).
+    It has the parameters that are known of it, else a layer's share, and joins two vectors of the
+    hidden size (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
     """
     joins = 2 * shape.hidden_size**2
     tables = memory.embedding_params(shape)
-    per_layer = (shape.params_total - tables) // shape.num_layers + joins
-    active = (shape.params_active - tables) // shape.num_layers + joins
+    per_layer = (shape.params_total - tables) // shape.num_layers
+    if shape.mtp_params:
+        per_layer = shape.mtp_params // shape.mtp_layers
+    active = min(per_layer, (shape.params_active - tables) // shape.num_layers) + joins
+    per_layer += joins
     return replace(
         shape,
         name=f"{shape.name} (next tokens)",

@@ -13,7 +13,7 @@ from lmi_bench.analysis.model.capacity import (
     scheduler_config_for,
     step_time_model_for,
 )
-from lmi_bench.analysis.model.memory import expert_params
+from lmi_bench.analysis.model.memory import embedding_params, expert_params
 from lmi_bench.analysis.model.setup import (
     PLAIN,
     Parallelism,
@@ -21,6 +21,7 @@ from lmi_bench.analysis.model.setup import (
     Speculation,
     attention_params,
     busiest_rank_sd,
+    next_token_layer,
 )
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import bare_machine
@@ -164,6 +165,19 @@ def test_the_model_s_own_layer_drafts_for_less_than_a_tenth_of_a_step():
     step_s = step_time_model_for(setup(), GRAPH_GPU_PRIOR).step_time_s(decode(1))
     token_s = planned_model_for(drafted, GRAPH_GPU_PRIOR).step_time_s(decode(1))
     assert step_s / 4 < token_s < step_s / 2
+
+
+@pytest.mark.parametrize(("name", "layers", "billions"), [
+    ("deepseek-v3", 1, 11.6), ("mimo-v2-flash", 3, 0.33), ("ernie-4.5-300b-a47b", 1, 0.99),
+    ("qwen3-next-80b-a3b", 1, 1.65),
+])  # fmt: skip
+def test_the_layer_that_drafts_has_its_own_parameters(name, layers, billions):
+    """MiMo's card: 0.33B a block, dense; Ernie's is dense, too; a layer's mean would be 6 times."""
+    shape = find_model(name)
+    own = next_token_layer(shape)
+    assert shape.mtp_layers == layers
+    assert (own.params_total - embedding_params(shape)) / 1e9 == pytest.approx(billions, rel=0.03)
+    assert own.params_active <= own.params_total
 
 
 def test_impossible_splits_say_why():
