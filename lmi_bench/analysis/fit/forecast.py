@@ -141,8 +141,10 @@ def simulated_forecast(
         first = pool_of(
             setup.prefill.setup, setup.prefill.workers, profile, total_tokens, prompts_alone=True
         )
-        transfer_s, outside = setup.prefill.transfer_s, max(ROUTED_S, outside)
-        run = simulate_pools(spec, request, first, own, transfer_s, seed=seed, overhead_s=outside)
+        run = simulate_pools(
+            spec, request, first, own, setup.prefill.transfer_s, seed=seed,
+            overhead_s=max(ROUTED_S, outside), links=setup.prefill.setup.devices,
+        )  # fmt: skip
     else:
         run = simulate_level(
             spec, request, replace(own.config, prefix_caching=prefix_caching), own.step_time,

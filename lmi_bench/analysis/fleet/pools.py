@@ -283,5 +283,6 @@ def _observed(request: RecommendRequest, cell: MeasuredLevel, copy: CopyCapacity
         LevelSpec(0, load, num_requests=ramp + _SIMULATED_REQUESTS),
         workload.requests(request.seed), prefill, decode, cell.prefill.transfer_s,
         seed=request.seed, overhead_s=max(ROUTED_S, profile.parameters.request_overhead_s),
+        links=cell.prefill.setup.devices,
     )  # fmt: skip
     return Latencies.of(run.records[ramp:], open_loop=True)

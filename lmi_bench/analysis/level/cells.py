@@ -187,6 +187,7 @@ def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:
         step_tokens=worker.max_prefill_tokens,
         transfer_s=pool.transfer_s(cell.input_tokens),
         overhead_s=max(ROUTED_S, profile.parameters.request_overhead_s),
+        links=pool.setup.devices,
     )
 
 

@@ -7,7 +7,8 @@ step, up to the step's tokens, as by the scheduler.
 
 A simulated decode worker admits a sequence whose cache has moved as it would a prompt, at the cost
 of a row. It streams the prompt's first token too, which so comes when the cache has moved, as from
-vLLM and SGLang: in the closed form the transfer counts to TTFT likewise.
+vLLM and SGLang: in the closed form the transfer counts to TTFT likewise. Each device of a prefill
+worker sends one cache at a time; caches that find all of them busy wait in order.
 """
 
 import heapq
@@ -55,6 +56,8 @@ class TwoPools:
     step_tokens            prompt tokens of a prefill step; at least one prompt runs
     transfer_s             time of a prompt's cache on the link
     overhead_s             time of a request outside the engines
+    links                  caches that a prefill worker sends at once
+    prompts_per_s          that all prefill workers compute and send
     """
 
     prefill: SteadyState
@@ -64,6 +67,7 @@ class TwoPools:
     step_tokens: int
     transfer_s: float
     overhead_s: float = 0.0
+    links: int = 1
     prompts_per_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +80,8 @@ class TwoPools:
         counts = {min(most, 1 << n) for n in range(most.bit_length() + 1)}
         step_s, shape = self.prefill.model.step_time_s, self.prefill.prompt_shape
         rates = [count / step_s(shape(count)) for count in counts]
-        object.__setattr__(self, "prompts_per_s", self.prefill_workers * max(rates))
+        each = min(max(rates), self.links / self.transfer_s)
+        object.__setattr__(self, "prompts_per_s", self.prefill_workers * each)
 
     def at(self, batch: float) -> PoolPoint:
         """The pools with so many sequences on each decode worker, if prompts keep up."""
@@ -154,10 +159,12 @@ def simulate_pools(
     *,
     seed: int = 0,
     overhead_s: float = 0.0,
+    links: int = 1,
 ) -> LevelRun:
     """Run one level in predicted time.
 
     transfer_s  seconds in which the cache of a prompt of so many tokens moves
+    links       caches that a prefill worker sends at once
     Other arguments and the records: `simulate_level`.
     """
     if isinstance(decode.step_time, SpeculativeModel):
@@ -167,7 +174,7 @@ def simulate_pools(
     decode = replace(decode, config=whole, step_time=_Received(decode.step_time))
     pools = _replicas(prefill, 0), _replicas(decode, prefill.workers)
     router, every = LeastOutstanding(), [*pools[0], *pools[1]]
-    level = _TwoPools(spec, requests, every, router, overhead_s, *pools, transfer_s)
+    level = _TwoPools(spec, requests, every, router, overhead_s, *pools, transfer_s, links)
     level.run(simulator.starts_s(spec, requests, seed, 0.0))
     return level.result()
 
@@ -179,10 +186,16 @@ class _TwoPools(simulator.LevelRunner):
     prefill: list[simulator.Replica]
     decode: list[simulator.Replica]
     transfer_s: Callable[[int], float]
+    links: int
     _to_decode: Router = field(init=False, default_factory=LeastOutstanding)
     _moving: list[tuple[float, int, simulator.SentRequest]] = field(
         init=False, default_factory=list
     )
+    _free_s: list[list[float]] = field(init=False)  # of each prefill worker's links, as heaps
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._free_s = [[0.0] * self.links for _ in self.prefill]
 
     def _next_coming_s(self) -> float:
         sent_s = super()._next_coming_s()
@@ -206,12 +219,15 @@ class _TwoPools(simulator.LevelRunner):
         return self._add(request, self.prefill, self.router, now_s)
 
     def _end_step(self, replica: simulator.Replica, now_s: float) -> None:
-        in_prefill = any(replica is each for each in self.prefill)
+        worker = next((n for n, each in enumerate(self.prefill) if each is replica), None)
         for request in replica.end_step(now_s):
-            if in_prefill and request.planned.output_tokens > 1:
+            if worker is not None and request.planned.output_tokens > 1:
                 request.ended_s = request.finish_reason = request.replica = None
                 request.token_times, request.token_counts = [], []
-                there_s = now_s + self.transfer_s(request.planned.input_tokens)
+                free_s = self._free_s[worker]
+                moves_s = self.transfer_s(request.planned.input_tokens)
+                there_s = max(now_s, free_s[0]) + moves_s
+                heapq.heapreplace(free_s, there_s)
                 heapq.heappush(self._moving, (there_s, request.seq_id, request))
             else:
                 self._answered(now_s)

@@ -334,7 +334,7 @@ class PrefillPool:
     """Workers that only compute prompts; their caches move to the workers that decode.
 
     setup             of one worker
-    link_bytes_per_s  rate at which the cache of one prompt moves
+    link_bytes_per_s  rate at which the cache of one prompt moves, over the link of one device
     """
 
     setup: Setup

@@ -50,7 +50,9 @@ def drawn(number):
     return PlannedRequest(number, 0.0, draw.randint(1, 300), draw.randint(1, 60))
 
 
-def run(load, *, workers=(2, 3), transfer_s=0.25, requests=drawn, config=CONFIG, number=60):
+def run(
+    load, *, workers=(2, 3), transfer_s=0.25, requests=drawn, config=CONFIG, number=60, links=1
+):
     prefill, decode = Steps([]), Steps([])
     level = simulate_pools(
         LevelSpec(0, load=load, num_requests=number),
@@ -58,6 +60,7 @@ def run(load, *, workers=(2, 3), transfer_s=0.25, requests=drawn, config=CONFIG,
         Pool(workers[0], config, prefill),
         Pool(workers[1], config, decode),
         lambda tokens: transfer_s + 1e-4 * tokens,
+        links=links,
     )
     return level.records, prefill.shapes, decode.shapes
 
@@ -111,6 +114,17 @@ def test_a_lone_request_has_the_times_of_its_parts():
     assert first.token_times_s[-1] == pytest.approx(0.02 + 0.26 + 9 * 0.01)
 
 
+@pytest.mark.parametrize("links", [1, 4])
+@pytest.mark.parametrize("load", [Load(48), Load(rate_per_s=80.0)])
+def test_a_worker_s_links_never_carry_more_than_they_can(load, links):
+    """60 requests, of which 58 have a second token, each at least 0.25 s on one of 2 x n links."""
+    records, _, _ = run(load, links=links)
+    moved = [each for each in records if len(each.exchange.token_times_s) > 1]
+    took_s = max(each.exchange.token_times_s[0] for each in moved)
+    least_s = sum(0.25 + 1e-4 * each.input_tokens for each in moved) / (2 * links)
+    assert least_s <= took_s - 0.01 <= 1.3 * least_s
+
+
 def test_requests_that_never_fit_are_refused_and_the_others_go_on():
     def requests(number):
         return PlannedRequest(number, 0.0, 1000 if number == 5 else 50, 10)
@@ -135,11 +149,16 @@ def cell(users, *, prompt=4000, workers=(1, 2), **more):
 
 
 @pytest.mark.parametrize(
-    ("users", "prompt"), [(1, 4000), (8, 1000), (32, 1000), (64, 4000), (100, 6000)]
+    ("users", "prompt", "link"),
+    [
+        *((1, 4000, 50e9), (8, 1000, 50e9), (32, 1000, 50e9), (64, 4000, 50e9)),
+        *((100, 6000, 50e9), (1, 4000, 1e8), (64, 4000, 1e8)),
+    ],
 )
-def test_the_closed_form_agrees_with_the_simulation(users, prompt):
-    """Below and beyond the rate of the prefill pool, tokens and times within 12 %."""
+def test_the_closed_form_agrees_with_the_simulation(users, prompt, link):
+    """Below and beyond the rate of the prefill pool or its links, tokens and times within 12 %."""
     level = cell(users, prompt=prompt, prefill_split=Parallelism())
+    level = replace(level, prefill=replace(level.prefill, link_bytes_per_s=link))
     predicted = predict_cell(GRAPH_GPU_PRIOR, level)
     setups = (level.prefill.setup, level.setup)
     configs = [scheduler_config_for(each, GRAPH_GPU_PRIOR, prompt + 400) for each in setups]
@@ -153,6 +172,7 @@ def test_the_closed_form_agrees_with_the_simulation(users, prompt):
         Pool(2, replace(configs[1], max_model_len=prompt + 500), models[1]),
         level.prefill.transfer_s,
         overhead_s=GRAPH_GPU_PRIOR.parameters.request_overhead_s,
+        links=level.prefill.setup.devices,
     ).records
     tokens = sum(sum(record.exchange.token_counts) for record in records)
     wall_s = max(record.exchange.token_times_s[-1] for record in records)
@@ -216,6 +236,12 @@ def test_the_transfer_is_the_prompt_s_cache_over_the_link():
         - predict_cell(GRAPH_GPU_PRIOR, cell(1)).ttft_mean_s
     )
     assert later_s == pytest.approx(more_s, rel=0.01)
+
+
+def test_slow_links_limit_the_capacity():
+    """8 devices send 281 MB each at 0.1 GB/s: 2.85 prompts a second, of 400 tokens."""
+    slow = replace(cell(64), prefill=replace(cell(1).prefill, link_bytes_per_s=1e8))
+    assert capacity_tokens_per_s(GRAPH_GPU_PRIOR, slow) == pytest.approx(2.85 * 400, rel=0.01)
 
 
 def test_a_level_of_two_pools_survives_its_json():
