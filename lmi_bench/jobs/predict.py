@@ -17,7 +17,7 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import PLAIN, PrefillPool, Setup
+from lmi_bench.analysis.model.setup import PLAIN, PrefillPool, Setup, pools_bytes_per_s
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -162,9 +162,13 @@ def _prefill_pool(settings: PredictSettings, setup: Setup) -> PrefillPool | None
     """The workers that compute prompts, split as those that decode unless their degree differs."""
     if settings.workers is None:
         return None
+    prefill, decode = settings.workers
     worker = setup.prefill_worker(settings.prefill_tp or setup.tensor_parallel)
     link = setup.parallelism.network_bytes_per_s
-    return PrefillPool(worker, settings.workers[0], link)
+    if settings.network_gbps is None:
+        devices = prefill * worker.devices + decode * setup.devices
+        link = pools_bytes_per_s(setup.instance, devices)
+    return PrefillPool(worker, prefill, link)
 
 
 def _cells(blank: Prediction) -> Iterator[MeasuredLevel]:

@@ -23,7 +23,12 @@ from lmi_bench.analysis.level.cells import pools_of
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, bisect
 from lmi_bench.analysis.level.two_pools import PoolPoint, TwoPools, simulate_pools
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.model.setup import ROUTED_S, PrefillPool
+from lmi_bench.analysis.model.setup import (
+    ROUTED_S,
+    PrefillPool,
+    network_bytes_per_s,
+    pools_bytes_per_s,
+)
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.load import Load
@@ -95,7 +100,7 @@ class _Pair:
         assert request.rate_per_s is not None
         one = set_up(layout, copy.plan.workload)
         worker = one.setup.prefill_worker(degree)
-        first = PrefillPool(worker, 1, worker.parallelism.network_bytes_per_s)
+        first = PrefillPool(worker, 1, network_bytes_per_s(layout.instance))
         one = replace(one, prefill=first, load=Load(rate_per_s=1.0))
         pools, slower = pools_of(copy.fit.profile, one), copy.factors.steps
         limit_s = min(_limit_s(request, "itl"), _limit_s(request, "tpot")) / slower
@@ -175,7 +180,8 @@ class _Size:
         """Both pools at the request's rate."""
         one = self.pair.one
         assert one.prefill is not None
-        prefill = replace(one.prefill, workers=self.prefill_workers)
+        workers, link = self.prefill_workers, self._link_bytes_per_s
+        prefill = replace(one.prefill, workers=workers, link_bytes_per_s=link)
         load = Load(rate_per_s=self.pair.request.rate_per_s)
         return replace(one, prefill=prefill, replicas=self.decode_workers, load=load)
 
@@ -183,7 +189,14 @@ class _Size:
     def key(self) -> tuple[object, ...]:
         """Sizes with equal keys are equally fast."""
         copy_key, degrees = self.pair.planned[0].copy_key, self.pair.degrees
-        return copy_key, degrees, self.prefill_workers, self.decode_workers
+        workers = self.prefill_workers, self.decode_workers
+        return copy_key, degrees, *workers, self._link_bytes_per_s
+
+    @property
+    def _link_bytes_per_s(self) -> float:
+        degree, per_decode = self.pair.degrees
+        devices = self.prefill_workers * degree + self.decode_workers * per_decode
+        return pools_bytes_per_s(self.pair.one.setup.instance, devices)
 
 
 def best_pools(request: RecommendRequest) -> PoolsFleet | str:

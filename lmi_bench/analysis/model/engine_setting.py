@@ -12,7 +12,12 @@ from typing import Any, Final
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import NETWORK_BYTES_PER_S, Parallelism, Speculation
+from lmi_bench.analysis.model.setup import (
+    NETWORK_BYTES_PER_S,
+    Parallelism,
+    Speculation,
+    network_bytes_per_s,
+)
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape
@@ -92,16 +97,13 @@ class EngineSetting:
 
     def parallelism(self, instance: Instance, tensor_parallel: int) -> Parallelism:
         """The split of a copy over so many devices a stage, on as many machines as stated."""
-        hosts, network = self.hosts or 1, instance.network_bits_per_s
-        rate = NETWORK_BYTES_PER_S
-        if hosts > 1 and network is not None:
-            rate = network / 8 / instance.num_accelerators
+        hosts = self.hosts or 1
         return Parallelism(
             expert_parallel=bool(self.expert_parallel),
             attention_groups=tensor_parallel if self.dp_attention else 1,
             pipeline=self.pipeline or 1,
             hosts=hosts,
-            network_bytes_per_s=rate,
+            network_bytes_per_s=network_bytes_per_s(instance) if hosts > 1 else NETWORK_BYTES_PER_S,
         )
 
     def profile(self, base: EngineProfile) -> EngineProfile:

@@ -84,6 +84,22 @@ class Parallelism:
 PLAIN: Final = Parallelism()
 
 
+def network_bytes_per_s(machine: Instance) -> float:
+    """Of each device to other machines, one way: 400 Gbit/s where the machine's rate is unknown."""
+    if machine.network_bits_per_s is None:
+        return NETWORK_BYTES_PER_S
+    return machine.network_bits_per_s / 8 / machine.num_accelerators
+
+
+def pools_bytes_per_s(machine: Instance, devices: int) -> float:
+    """Of each device to another pool, with so many devices in both: the link of one machine that
+    holds them (a shared bridge's share), else the network."""
+    rate = machine.link.bytes_per_s
+    if rate is None or devices > machine.num_accelerators:
+        return network_bytes_per_s(machine)
+    return rate / machine.num_accelerators if machine.link.is_shared else rate
+
+
 def attention_params(shape: ModelShape) -> int:
     """Parameters of attention in all layers: what is left beside experts, MLP and embeddings.
 

@@ -106,6 +106,15 @@ def test_no_smaller_pools_keep_the_limits_in_closed_form(slos, limits):
     assert pair.smallest().machines == fewest
 
 
+def test_caches_move_at_the_rate_of_the_machines(best):
+    """Eight H100 of one machine share NVLink; workers on several send over the network."""
+    pair = pair_of(asked(), best)
+    one, two = pair.on_machines(1, 1), pair.on_machines(1, 1, more=1)
+    assert (one.machines, two.machines) == (1, 2)
+    links = [size.cell.prefill.link_bytes_per_s for size in (one, two)]
+    assert links == [450e9, 50e9]
+
+
 def test_more_load_and_stricter_limits_never_cost_less(best):
     twice = pools.best_pools(asked(rate_per_s=40.0))
     strict = pools.best_pools(asked(slos=("ttft_p90<=1s", "itl_p90<=20ms")))

@@ -13,15 +13,17 @@ from lmi_bench.analysis.level.two_pools import simulate_pools
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, cell_from_json, cell_to_json
-from lmi_bench.analysis.model.setup import Parallelism, PrefillPool, Setup
+from lmi_bench.analysis.model.setup import Parallelism, PrefillPool, Setup, pools_bytes_per_s
 from lmi_bench.catalog.accelerators import find_accelerator
-from lmi_bench.catalog.instances import bare_machine
+from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import STATUS_OK
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
+from lmi_bench.jobs.predict import predict
+from lmi_bench.jobs.settings.plan import PredictSettings
 
 CONFIG = SchedulerConfig(
     num_blocks=400,
@@ -236,6 +238,28 @@ def test_the_transfer_is_the_prompt_s_cache_over_the_link():
         - predict_cell(GRAPH_GPU_PRIOR, cell(1)).ttft_mean_s
     )
     assert later_s == pytest.approx(more_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("machine", "devices", "gigabytes_per_s"), [
+    ("ml.g5.12xlarge", 4, 8.0), ("ml.g5.12xlarge", 5, 1.25), ("ml.p4d.24xlarge", 8, 300.0),
+    ("ml.p4d.24xlarge", 16, 6.25), ("ml.p6e-gb200.36xlarge", 8, 50.0),
+])  # fmt: skip
+def test_pools_share_a_machine_s_link_or_its_network(machine, devices, gigabytes_per_s):
+    """Four A10G on a shared bridge of 32 GB/s and 40 Gbit/s; eight A100 on NVLink, 400 Gbit/s."""
+    rate = pools_bytes_per_s(find_instance(machine), devices)
+    assert rate == pytest.approx(gigabytes_per_s * 1e9)
+
+
+@pytest.mark.parametrize(("workers", "gbps", "gigabytes_per_s"), [
+    ("2:2", None, 8.0), ("4:4", None, 1.25), ("4:4", 10.0, 1.25), ("2:2", 100.0, 12.5),
+])  # fmt: skip
+def test_predict_moves_caches_at_the_machine_s_rate(workers, gbps, gigabytes_per_s):
+    settings = PredictSettings(
+        model="llama-3.1-8b", instance="ml.g5.12xlarge", tensor_parallel=1, concurrency="1",
+        input_tokens=1000, output_tokens=10, disaggregate=workers, network_gbps=gbps,
+    )  # fmt: skip
+    link = predict(settings).forecasts[0].cell.prefill.link_bytes_per_s
+    assert link == pytest.approx(gigabytes_per_s * 1e9)
 
 
 def test_slow_links_limit_the_capacity():
