@@ -383,7 +383,8 @@ def setup_key(row: TableRow) -> tuple[Any, ...]:
     """What rows of one set-up at different loads have in common."""
     cell = row.cell
     assert cell is not None  # the caller chose usable rows
-    return (row.engine, cell.setup, cell.replicas, cell.input_tokens, cell.output_tokens)
+    lengths = cell.input_tokens, cell.output_tokens
+    return (row.engine, cell.setup, cell.replicas, cell.prefill, *lengths)
 
 
 def loads_under(judged: Sequence[Judged], figure: str, limit_ms: float) -> list[LoadUnderSlo]:

@@ -14,9 +14,15 @@ from lmi_bench.analysis.fit import fit as fit_module
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import derivatives, fit_cells, prior_fit
 from lmi_bench.analysis.fit.forecast import forecast
-from lmi_bench.analysis.fit.measured_tables import read_table
+from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import estimates
-from lmi_bench.analysis.fit.validation import accuracies, fitted_rows, loads_under, validate
+from lmi_bench.analysis.fit.validation import (
+    Judged,
+    accuracies,
+    fitted_rows,
+    loads_under,
+    validate,
+)
 from lmi_bench.analysis.level.cells import (
     capacity_tokens_per_s,
     growth_with_step_times,
@@ -34,7 +40,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
     prior_of_engine,
 )
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of
-from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.setup import PrefillPool, Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
@@ -287,6 +293,19 @@ def test_the_highest_rate_under_a_limit_is_the_highest_that_keeps_it(tmp_path):
     assert found.measured == 4
     assert found.predicted in (4, 9)
     assert found.is_rate
+
+
+def test_set_ups_with_other_prompt_workers_have_highest_loads_of_their_own():
+    """Of one and two prompt workers, at 8 and 16 users; and with none, all the same otherwise."""
+    setup = Setup(find_model("llama-3.1-8b"), find_instance("ml.p5.48xlarge"), 1, "float16")
+    judged = [
+        Judged(TableRow(1, "vllm", replace(level, load=Load(users))))
+        for pool in (None, PrefillPool(setup, 1), PrefillPool(setup, 2))
+        for level in [MeasuredLevel(setup, 512, 256, Load(1), 10, tpot_mean_s=0.01, prefill=pool)]
+        for users in (8, 16)
+    ]
+    found = loads_under(judged, "tpot_ms", 20.0)
+    assert [each.measured for each in found] == [16, 16, 16]
 
 
 def test_a_level_that_was_measured_did_fit_whatever_the_memory_plan_says(tmp_path):
