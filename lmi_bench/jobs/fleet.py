@@ -28,7 +28,7 @@ from lmi_bench.jobs.planned import model_notes, planned_workload, repriced
 from lmi_bench.jobs.settings.plan import AcceleratorSettings, DaySettings
 from lmi_bench.targets.profiles import find_profile
 
-_MOST_PLAYED: Final = 1_000_000
+_MOST_PLAYED: Final = 3_000_000
 """Requests of a day that are played one by one."""
 
 
@@ -200,7 +200,7 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
         committed = commitment_of(count, needed, step_price, discount=discount)
     caveats = () if saved is None else saved.answer.caveats
     found = PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
-    played = _played(settings, saved, found, recorded_s) if settings.policy else ()
+    played = _played(settings, saved, found, recorded_s, listener) if settings.policy else ()
     return replace(found, policies=tuple(played))
 
 
@@ -209,24 +209,33 @@ def _played(
     saved: SavedRecommendation | None,
     day: PlannedDay,
     recorded_s: NDArray[np.float64] | None,
+    listener: Listener,
 ) -> Iterator[PlayedPolicy]:
     """The flat fleet and each policy on the same requests.
 
     A machine is saturated at its capacity over `LATENCY_LOAD_LIMIT`, the share up to which the
-    planner loads one. Of a long day every n-th request is played, on machines of an n-th of it.
+    planner loads one. Of a long day one request in n is played, by as many slots that take n times
+    as long: waits are then n times as long, too.
     """
     answer_s = settings.answer_time
     if answer_s is None:
-        told = None if saved is None else saved.best.figures.get("e2e_mean_ms")
+        told = None if saved is None else saved.best.figures.get("e2e_p50_ms")
         answer_s = 10.0 if told is None else ms_to_s(told.value)
     arrivals_s = (
         autoscaling.day_arrivals_s(day.load, settings.seed) if recorded_s is None else recorded_s
     )
     nth = -(-len(arrivals_s) // _MOST_PLAYED)
-    saturated_per_s = day.capacity_per_s / LATENCY_LOAD_LIMIT / nth
+    if nth > 1:
+        listener.note(
+            f"of {len(arrivals_s):,} requests one in {nth} is played, by slots and against a wait "
+            f"limit {nth} times as long: overloads shorter than minutes look milder"
+        )
+        draw = np.random.default_rng(settings.seed)
+        arrivals_s = arrivals_s[nth * draw.random(len(arrivals_s)) < 1]
+    saturated_per_s = day.capacity_per_s / LATENCY_LOAD_LIMIT
     slots = max(1, round(saturated_per_s * answer_s))
     start_s = day.start_up.total_s - day.start_up.detection_s
-    fleet = autoscaling.Fleet(saturated_per_s, slots, start_s, settings.wait_limit)
+    fleet = autoscaling.Fleet(saturated_per_s / nth, slots, start_s, nth * settings.wait_limit)
     usual = day.plan.scaling.target_per_s
     for text in ("flat", *settings.policy):
         policy, machines = None, day.plan.flat_machines
@@ -234,14 +243,14 @@ def _played(
             policy = autoscaling.parse_policy(text)
             by_rate = policy.metric == "rate"
             target = policy.target or (usual if by_rate else usual * answer_s)
-            policy = replace(policy, target=target / nth)
+            policy = replace(policy, target=target / nth if by_rate else target)
             at_start_per_s = float(day.load.rates_at(np.zeros(1))[0])
             machines = policy.within(at_start_per_s / (target if by_rate else target / answer_s))
         router = make_router(settings.router, settings.seed)
         run = autoscaling.play(
-            arrivals_s[::nth], fleet, router, machines=machines, policy=policy, seed=settings.seed
+            arrivals_s, fleet, router, machines=machines, policy=policy, seed=settings.seed
         )
-        yield PlayedPolicy(text, run)
+        yield PlayedPolicy(text, replace(run, waits_s=run.waits_s / nth))
 
 
 def _start_up(

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from lmi_bench.analysis.fleet.recommender import recommend
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import Workload
+from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT
+from lmi_bench.core.load import Load
 from lmi_bench.jobs.fleet import plan_day
 from lmi_bench.jobs.settings.plan import DaySettings
+from tests.jobs.hearing import Hearing
 
 
-def day(**more):
+def day(listener=SILENT, **more):
     usual = {"capacity": 5.0, "start_up": "300", "machine_price": 3.0}
-    return plan_day(DaySettings(**(usual | more)))
+    return plan_day(DaySettings(**(usual | more)), listener)
 
 
 def test_policies_are_played_beside_the_flat_fleet():
@@ -35,6 +46,40 @@ def test_a_long_day_is_played_in_part(monkeypatch):
     flat, _ = day(capacity=0.6, shape="flat", peak=1.0, policy=("hpa",)).policies
     assert flat.played.machine_hours == pytest.approx(48, abs=0.1)
     assert len(flat.played.waits_s) == pytest.approx(86_400 / 5, rel=0.02)
+
+
+@pytest.mark.parametrize("metric", ["rate", "outstanding"])
+def test_a_day_that_is_played_in_part_keeps_its_machines_slots(monkeypatch, metric):
+    """One machine of 62 slots at 92 % of its rate; with a tenth of them a third would wait long."""
+    policy = (f"hpa:max_machines=1,metric={metric}",)
+    settings = {"capacity": 5.0, "shape": "flat", "peak": 5.75, "policy": policy}
+    (_, whole), told = day(**settings).policies, Hearing()
+    monkeypatch.setattr("lmi_bench.jobs.fleet._MOST_PLAYED", 50_000)
+    _, part = day(told, **settings).policies
+    assert len(part.played.waits_s) == pytest.approx(len(whole.played.waits_s) / 10, rel=0.02)
+    assert part.played.attainment == pytest.approx(whole.played.attainment, abs=0.02)
+    assert part.played.waits_s.mean() == pytest.approx(whole.played.waits_s.mean(), rel=0.3)
+    assert any("one in 10 is played" in note for note in told.notes)
+
+
+def test_an_answer_takes_as_long_as_the_recommendation_says(tmp_path):
+    """Without --answer-time; in 120 s a machine holds 12 times the requests that it does in 10."""
+    request = RecommendRequest(
+        Workload(find_model("llama-3.1-8b"), "float16", 100, 4000),
+        VLLM_0_12,
+        load=Load(rate_per_s=1.0),
+        instances=(find_instance("ml.g5.2xlarge"),),
+    )
+    answer = recommend(request)
+    path = tmp_path / "rec.json"
+    path.write_text(json.dumps({"model": "llama-3.1-8b", **answer.to_json()}))
+    answer_s = answer.recommended.figures["e2e_p50_ms"].value / 1e3
+    more = {"capacity": None, "recommendation": path, "peak": 1.0, "policy": ("hpa",)}
+    own, stated, ten = (
+        day(**more, answer_time=seconds).to_json()["policies"] for seconds in (None, answer_s, 10.0)
+    )
+    assert own == stated
+    assert own != ten
 
 
 def test_a_trace_is_repeated_over_the_day(tmp_path):
