@@ -19,7 +19,7 @@ from lmi_bench.analysis.fleet.vary import AnswerChange, parse_range, sensitivity
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
-from lmi_bench.analysis.model.engine_setting import settings_of
+from lmi_bench.analysis.model.engine_setting import SPLITTING_ENGINES, settings_of
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_to_json
 from lmi_bench.catalog.instances import Instance, find_instance
@@ -39,6 +39,7 @@ from lmi_bench.targets.profiles import SHIPPED, VLLM_PROFILES, default_note, fin
 from lmi_bench.targets.prompts import repeats_text
 
 _SAME_MACHINES: Final = 3
+_MORE_HOSTS: Final = (2, 4)  # that a copy spans where no machine holds one
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +71,17 @@ class Advice:
             **self.answer.to_json(),
         }
         content["profile_document"] = json.loads(profile_to_json(self.basis.profile))
+        names = ("instance", "instances", "tensor_parallel")
         content["frontier"] = [
-            {
-                "instance": each.instance,
-                "instances": each.instances,
-                "tensor_parallel": each.tensor_parallel,
-                "setting": each.setting.describe() or None,
-            }
+            {name: getattr(each, name) for name in names}
+            | {"setting": each.setting.describe() or None}
             for each in self.frontier
         ]
         if self.sensitivity:
             content["sensitivity"] = [each._asdict() for each in self.sensitivity]
         if self.other is not None:
             name, best = self.other
-            content["other_profile"] = {
-                "name": name,
-                "recommended": None if best is None else best.to_json(),
-            }
+            content["other_profile"] = {"name": name, "recommended": best and best.to_json()}
         if self.pools is not None:
             pools = self.pools
             found = {"reason": pools} if isinstance(pools, str) else pools.to_json()
@@ -104,6 +99,8 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     answer = rank(
         request, progress=lambda text, share: listener.progress(text, round(100 * share), 100)
     )
+    if settings.axes.hosts is None and request.profile.name.lower() in SPLITTING_ENGINES:
+        request, answer = _over_hosts(request, answer, listener)
     best = tuple(frontier(request, answer.candidates))
     changes: tuple[AnswerChange, ...] = ()
     if settings.explain:
@@ -127,6 +124,22 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     return Advice(answer, request, basis, best, changes, variation, other, pools)
 
 
+def _over_hosts(
+    request: RecommendRequest, answer: Recommendation, listener: Listener
+) -> tuple[RecommendRequest, Recommendation]:
+    """Where no machine holds a copy: the question for copies that span some, and its answer."""
+    for hosts in () if answer.recommended or answer.nearest else _MORE_HOSTS:
+        settings = tuple(replace(each, hosts=hosts) for each in request.settings)
+        wider = replace(request, settings=settings)
+        found = rank(wider)
+        if found.recommended or found.nearest:
+            text = f"no machine alone holds a copy: each spans {hosts} (--hosts {hosts})"
+            listener.note(text)
+            rejected = (*answer.rejected, *found.rejected)
+            return wider, replace(found, rejected=rejected, warnings=(text, *found.warnings))
+    return request, answer
+
+
 def _by_other_profile(
     request: RecommendRequest, answer: Recommendation
 ) -> tuple[str, Candidate | None] | None:
@@ -134,7 +147,8 @@ def _by_other_profile(
     name = next(
         one for one in VLLM_PROFILES if SHIPPED[one].provenance != request.profile.provenance
     )
-    ranked = list(dict.fromkeys(each.instance for each in answer.candidates))[:_SAME_MACHINES]
+    named = (each.instance.rpartition(" x ")[2] for each in answer.candidates)  # of several hosts
+    ranked = list(dict.fromkeys(named))[:_SAME_MACHINES]
     machines = tuple(one for one in request.instances or () if one.instance_type in ranked)
     host = ("host_cache_bytes", "host_bytes_per_s")
     profile = replace(SHIPPED[name], **{each: getattr(request.profile, each) for each in host})

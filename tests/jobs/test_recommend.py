@@ -10,7 +10,7 @@ import lmi_bench
 from lmi_bench.core.errors import InputError
 from lmi_bench.jobs.files import read_recommendation
 from lmi_bench.jobs.recommend import plan_portfolio, recommend
-from lmi_bench.jobs.settings.recommend import RecommendSettings
+from lmi_bench.jobs.settings.recommend import AxisSettings, RecommendSettings
 from tests.jobs.hearing import Hearing
 
 
@@ -53,6 +53,23 @@ def test_what_the_other_profile_answers_stands_beside_the_default_one():
         found.answer.recommended.figures["capacity_rate_per_s"].value, rel=0.01
     )
     assert found.to_json()["other_profile"]["recommended"]["instance"] == "ml.g5.2xlarge"
+
+
+def test_a_copy_spans_machines_where_none_holds_it_alone():
+    """Kimi K2 has 1,912 GiB of 16-bit weights, eight H200 1,101 GiB of memory."""
+    asked = RecommendSettings(
+        model="kimi-k2", instance=("ml.p5en.48xlarge",), input_tokens=100, output_tokens=50,
+        rate=1.0, axes=AxisSettings(dtype="float16"),
+    )  # fmt: skip
+    told = Hearing()
+    found = recommend(asked, told)
+    best = found.answer.recommended
+    assert (best.instance, best.setting.hosts) == ("2 x ml.p5en.48xlarge", 2)
+    assert "no machine alone" in found.answer.warnings[0]
+    assert any("--hosts 2" in note for note in told.notes)
+    assert found.other[1].instance == best.instance
+    alone = recommend(replace(asked, axes=AxisSettings(dtype="float16", hosts="1")))
+    assert alone.answer.recommended is None
 
 
 def test_a_portfolio_leaves_out_machines_that_no_image_runs_on(tmp_path):
