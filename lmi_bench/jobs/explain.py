@@ -12,6 +12,7 @@ from typing import Any
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.model import memory as model_memory
 from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, Roofline
+from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -105,7 +106,8 @@ def batch(settings: settings_of.BatchSettings) -> Explanation:
     shape, device = find_model(settings.model), find_accelerator(settings.accelerator)
     dtype, n, d = settings.dtype, settings.tokens, shape.head_dim
     format_ = model_memory.weight_format(dtype)
-    peak, bandwidth = device.peak_flop_per_s(format_.compute_dtype), device.bandwidth_bytes_per_s
+    peak = device.peak_flop_per_s(compute_dtype(device, dtype))
+    bandwidth = device.bandwidth_bytes_per_s
     if peak is None or bandwidth is None:
         raise InputError(f"{device.name}: the data sheet has no peak in {dtype} or no bandwidth")
     size = format_.bits / model_memory.BITS_PER_BYTE
@@ -117,14 +119,13 @@ def batch(settings: settings_of.BatchSettings) -> Explanation:
         n * model_memory.kv_bytes_per_token(shape, bytes_per_value=value_bytes),
         FLOP_PER_PARAMETER * shape.params_active,
     )
-    cached, bare = roof.critical_batch, size / FLOP_PER_PARAMETER * roof.ops_per_byte
-    facts: dict[str, Any] = {
-        "tera": peak / 1e12,
-        "giga": bandwidth / 1e9,
-        "size": size,
-        "tokens": n,
-    }
-    facts |= {"ratio": roof.ops_per_byte, "bare": bare, "cached": cached}
+    cached, read = roof.critical_batch, shape.params_total - shape.encoder_params
+    used = shape.params_active
+    bare = size * read / used / FLOP_PER_PARAMETER * roof.ops_per_byte
+    experts = f" x {read / 1e9:.4g} / {used / 1e9:.4g} parameters" if shape.is_moe else ""
+    facts: dict[str, Any] = {"tera": peak / 1e12, "giga": bandwidth / 1e9, "size": size}
+    facts |= {"tokens": n, "ratio": roof.ops_per_byte, "bare": bare, "cached": cached}
+    facts |= {"experts": experts}
     facts |= {"prompt": (4 * n * n * d + 3 * n * n) / (8 * n * n + 8 * n * d)}
     if not shape.latent_kv_dim:
         heads, kv_heads = shape.num_heads, shape.num_kv_heads

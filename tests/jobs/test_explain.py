@@ -66,6 +66,22 @@ def test_the_critical_batch_size_is_the_devices_operations_a_byte(device, wanted
     assert found["critical batch size, with 4,096 cached tokens each"] is None
 
 
+def test_a_mixture_turns_compute_bound_later_by_the_experts_that_a_token_leaves_out():
+    """Mixtral on A100-80: 153.0 FLOP a byte, 46.70e9 parameters to read for 12.88e9 used."""
+    found = _values(explain.batch(BatchSettings("mixtral-8x7b", "A100-80", tokens=1)))
+    bare = found["critical batch size, weights only"]
+    assert bare == pytest.approx(153.0 * 46.70 / 12.88, rel=1e-3)
+    assert found["critical batch size, with 1 cached tokens each"] == pytest.approx(bare, rel=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "device", "ratio"), [
+    ("mxfp4", "H100-SXM", 989e12 / 3.35e12), ("float8", "A10G", 116.7),
+])  # fmt: skip
+def test_weights_are_widened_where_a_device_lacks_their_type(dtype, device, ratio):
+    found = _values(explain.batch(BatchSettings("llama-3.1-8b", device, dtype=dtype)))
+    assert found["operations a byte of the device"] == pytest.approx(ratio, rel=0.01)
+
+
 def test_the_blended_price_is_a_quarter_of_the_output_price():
     by_speed = explain.blended(BlendedSettings(price=1.0, throughput=1200))
     assert _values(by_speed)["1M blended tokens"] == pytest.approx(0.0579, abs=1e-4)

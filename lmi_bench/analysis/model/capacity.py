@@ -348,13 +348,15 @@ def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofl
             f"no source states the bandwidth and {setup.dtype} peak of {accelerator.name}"
         )
     context, shape = input_tokens + output_tokens / 2, setup.shape
-    experts = memory.expert_params(shape)
+    weight_bytes = memory.weight_bytes(shape, setup.dtype)
+    bits = memory.weight_format(setup.dtype).bits  # that every format has for experts
+    expert_bytes = memory.expert_params(shape) * bits / memory.BITS_PER_BYTE
     return Roofline(
         peak,
         bandwidth,
-        memory.weight_bytes(shape, setup.dtype) / devices,
+        weight_bytes / devices,
         context * kv_bytes_of(setup, context),
         FLOP_PER_PARAMETER * shape.params_active / devices,
-        experts / shape.params_total,
-        1 - shape.experts_per_token / shape.experts if experts else 0.0,
+        expert_bytes / weight_bytes,
+        1 - shape.experts_per_token / shape.experts if expert_bytes else 0.0,
     )

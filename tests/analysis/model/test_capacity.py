@@ -12,6 +12,7 @@ from lmi_bench.analysis.model.capacity import (
     scheduler_config_for,
     step_time_model_for,
 )
+from lmi_bench.analysis.model.memory import expert_params
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import find_instance
@@ -109,3 +110,11 @@ def test_a_step_of_one_sequence_reads_only_the_experts_that_it_uses():
     assert roof.flop_per_byte(1) == pytest.approx(one, rel=1e-3)
     many = 200 * 2 * shape.params_active / (2 * shape.params_total + 200 * roof.sequence_bytes)
     assert roof.flop_per_byte(200) == pytest.approx(many, rel=1e-3)
+
+
+def test_experts_in_four_bits_are_less_of_the_bytes_than_of_the_parameters():
+    """gpt-oss 120B: experts in 4.25 bits beside 2.12e9 parameters in 16."""
+    setup = Setup(find_model("gpt-oss-120b"), find_instance("ml.p5.48xlarge"), 1, "mxfp4")
+    experts, rest = expert_params(setup.shape) * 4.25, 16 * 2.12e9
+    roof = roofline_of(setup, input_tokens=1000, output_tokens=1000)
+    assert roof.expert_share == pytest.approx(experts / (experts + rest), rel=1e-3)
