@@ -158,8 +158,7 @@ class PlannedDay:
 def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     """Simulate the day. Raises InputError for what is missing."""
     planned_per_s: float | None = None
-    capacity, price = settings.capacity, settings.machine_price
-    machine = "a machine"
+    capacity, price, machine = settings.capacity, settings.machine_price, "a machine"
     saved: SavedRecommendation | None = None
     if settings.recommendation is not None:
         saved = load_recommendation(settings.recommendation)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from lmi_bench.analysis.fleet.money import Purchase, PurchaseKind, Requirements
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
@@ -153,12 +153,9 @@ def purchase_of(settings: recommend.RecommendSettings) -> Purchase:
 def requirements_of(settings: recommend.RecommendSettings) -> Requirements:
     """The limits on the fleet."""
     return Requirements(
-        min_throughput_tokens_per_s=settings.min_throughput,
-        max_usd_per_hour=settings.max_usd_per_hour,
-        max_usd_per_month=settings.max_usd_per_month,
-        max_usd_per_1m_output=settings.max_usd_per_1m,
-        regions=settings.region,
-    )
+        settings.min_throughput, settings.max_usd_per_hour, settings.max_usd_per_month,
+        settings.max_usd_per_1m, settings.region,
+    )  # fmt: skip
 
 
 def first_dtype(settings: recommend.AxisSettings) -> str | None:
@@ -170,21 +167,11 @@ def first_dtype(settings: recommend.AxisSettings) -> str | None:
 def engine_axes(settings: recommend.AxisSettings, shape: ModelShape) -> dict[str, tuple[Any, ...]]:
     """The values of each engine setting to choose from, by the field of `EngineSetting`."""
     draft = planned_speculation(settings.speculation, shape)
-    return {
-        "dtype": _listed("--dtype", settings.dtype, str),
-        "kv_dtype": _listed("--kv-dtype", settings.kv_dtype, str),
-        "speculation": () if draft is None else (None, draft),
-        "max_batch_size": _listed("--max-batch", settings.max_batch, int),
-        "max_prefill_tokens": _listed("--prefill-tokens", settings.prefill_tokens, int),
-        "chunked_prefill": _listed("--chunked-prefill", settings.chunked_prefill, _on_off),
-        "memory_share": _listed("--memory-share", settings.memory_share, float),
-        "cuda_graphs": _listed("--graphs", settings.graphs, _on_off),
-        "copies": _listed("--replicas", settings.replicas, int),
-        "expert_parallel": _listed("--ep", settings.ep, _on_off),
-        "dp_attention": _listed("--dp-attention", settings.dp_attention, _on_off),
-        "pipeline": _listed("--pp", settings.pp, int),
-        "hosts": _listed("--hosts", settings.hosts, int),
-    }
+    axes: dict[str, tuple[Any, ...]] = {"speculation": () if draft is None else (None, draft)}
+    for name, (option, read) in _AXES.items():
+        flag = f"--{option.replace('_', '-')}"
+        axes[name] = _listed(flag, getattr(settings, option), read)
+    return axes
 
 
 def _listed(flag: str, text: str | None, read: Callable[[str], Any]) -> tuple[Any, ...]:
@@ -201,6 +188,15 @@ def _on_off(word: str) -> bool:
     if word.lower() not in ("on", "off"):
         raise ValueError(word)
     return word.lower() == "on"
+
+
+_AXES: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {  # fields with their option
+    "dtype": ("dtype", str), "kv_dtype": ("kv_dtype", str), "max_batch_size": ("max_batch", int),
+    "max_prefill_tokens": ("prefill_tokens", int), "chunked_prefill": ("chunked_prefill", _on_off),
+    "memory_share": ("memory_share", float), "cuda_graphs": ("graphs", _on_off),
+    "copies": ("replicas", int), "expert_parallel": ("ep", _on_off),
+    "dp_attention": ("dp_attention", _on_off), "pipeline": ("pp", int), "hosts": ("hosts", int),
+}  # fmt: skip
 
 
 def workload_of(scenario: Scenario, source: str, shape: ModelShape, dtype: str) -> Workload:
@@ -234,15 +230,10 @@ def described_scenario(settings: recommend.RecommendSettings) -> Scenario:
 
 def prompt_fields(settings: PredictSettings | recommend.RecommendSettings) -> dict[str, Any]:
     """What options state of the prompts, by the names of a scenario's workload."""
-    return {
-        "input_tokens": settings.input_tokens,
-        "output_tokens": settings.output_tokens,
-        "trace": None if settings.trace is None else str(settings.trace),
-        "shared_prefix": settings.shared_prefix,
-        "documents": settings.documents,
-        "turns": settings.turns,
-        "think_s": settings.think_time,
-    }
+    names = ("input_tokens", "output_tokens", "shared_prefix", "documents", "turns")
+    trace = None if settings.trace is None else str(settings.trace)
+    more = {"trace": trace, "think_s": settings.think_time}
+    return {name: getattr(settings, name) for name in names} | more
 
 
 def with_prefix_hits(

@@ -107,8 +107,8 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     profile = find_profile(settings.profile, settings.kv_tokens)
     if settings.profile is None and is_local:
         profile = replace(BUNDLED_CPU_PRIOR, cache_tokens=settings.kv_tokens)
-    local = (profile.machine or probe_machine()) if is_local else None
-    machine = find_instance(settings.instance) if local is None else local.instance()
+    local = (profile.machine or probe_machine()).instance() if is_local else None
+    machine = local or find_instance(settings.instance)
     warnings = profile.warnings_for(
         accelerator=machine.accelerator.name, engine_version=settings.engine_version
     )

@@ -153,12 +153,9 @@ def _by_other_profile(
     host = ("host_cache_bytes", "host_bytes_per_s")
     profile = replace(SHIPPED[name], **{each: getattr(request.profile, each) for each in host})
     asked = replace(
-        request,
-        profile=profile,
-        instances=machines,
-        simulate_long=False,
+        request, profile=profile, instances=machines, simulate_long=False,
         simulated_copies=_SAME_MACHINES,
-    )
+    )  # fmt: skip
     try:
         return name, rank(asked, intervals=False).recommended
     except InputError:  # it does not load the model
@@ -187,33 +184,24 @@ def with_images(
 
 def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
-    load = _load(settings, basis)
+    load, shape = _load(settings, basis), basis.workload.shape
     return RecommendRequest(
-        workload=planned.with_prefix_hits(basis.workload, settings, load),
-        profile=basis.profile,
-        engine_version=settings.engine_version,
-        load=load,
+        workload=planned.with_prefix_hits(basis.workload, settings, load), profile=basis.profile,
+        engine_version=settings.engine_version, load=load,
         slos=tuple(parse_slo(text) for text in settings.slo or basis.slos),
         objective=cast("Objective", settings.objective),
         instances=planned.repriced(basis.instances, settings.price_list),
-        degrees=settings.tensor_parallel or None,
-        blended_ratio=settings.blended_ratio,
-        discount=settings.discount,
-        seed=settings.seed,
-        purchase=planned.purchase_of(settings),
+        degrees=settings.tensor_parallel or None, blended_ratio=settings.blended_ratio,
+        discount=settings.discount, seed=settings.seed, purchase=planned.purchase_of(settings),
         availability=parse_availability(settings.availability),
         requirements=planned.requirements_of(settings),
         routing=cast("Routing", settings.router.replace("_", "-")),
-        simulate_long=True,
-        measured=basis.measured,
-        calibrated=basis.accuracy is not None,
+        simulate_long=True, measured=basis.measured, calibrated=basis.accuracy is not None,
         settings=settings_of(
-            planned.engine_axes(settings.axes, basis.workload.shape),
-            dtype=basis.workload.dtype,
-            profile=basis.profile,
-            shape=basis.workload.shape,
+            planned.engine_axes(settings.axes, shape),
+            dtype=basis.workload.dtype, profile=basis.profile, shape=shape,
         ),
-    )
+    )  # fmt: skip
 
 
 def _load(settings: RecommendSettings, basis: "Basis") -> Load | None:
@@ -482,19 +470,15 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
             listener.note(text)
         request = RecommendRequest(
             planned.planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
-            find_profile(settings.profile),
-            load=Load(rate_per_s=each.rate_per_s),
-            slos=tuple(parse_slo(text) for text in each.slo),
-            instances=tuple(machines),
+            find_profile(settings.profile), load=Load(rate_per_s=each.rate_per_s),
+            slos=tuple(parse_slo(text) for text in each.slo), instances=tuple(machines),
             degrees=settings.tensor_parallel or None,
-        )
+        )  # fmt: skip
         request, without_image = with_images(settings, request)
         for one in without_image if names and index == 0 else ():
             listener.note(f"{one.instance_type} is left out: {one.reason}")
         members.append(member_of(name, request))
     return share_machines(
-        members,
-        machines,
-        purchase=planned.purchase_of(settings),
+        members, machines, purchase=planned.purchase_of(settings),
         availability=parse_availability(settings.availability),
-    )
+    )  # fmt: skip

@@ -23,12 +23,7 @@ from lmi_bench.analysis.level.cells import pools_of
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, bisect
 from lmi_bench.analysis.level.two_pools import PoolPoint, TwoPools, simulate_pools
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.model.setup import (
-    ROUTED_S,
-    PrefillPool,
-    network_bytes_per_s,
-    pools_bytes_per_s,
-)
+from lmi_bench.analysis.model.setup import ROUTED_S, PrefillPool, pools_bytes_per_s
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.load import Load
@@ -100,7 +95,7 @@ class _Pair:
         assert request.rate_per_s is not None
         one = set_up(layout, copy.plan.workload)
         worker = one.setup.prefill_worker(degree)
-        first = PrefillPool(worker, 1, network_bytes_per_s(layout.instance))
+        first = PrefillPool(worker, 1, pools_bytes_per_s(layout.instance))
         one = replace(one, prefill=first, load=Load(rate_per_s=1.0))
         pools, slower = pools_of(copy.fit.profile, one), copy.factors.steps
         limit_s = min(_limit_s(request, "itl"), _limit_s(request, "tpot")) / slower

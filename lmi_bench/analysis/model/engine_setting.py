@@ -12,12 +12,7 @@ from typing import Any, Final
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import (
-    NETWORK_BYTES_PER_S,
-    Parallelism,
-    Speculation,
-    network_bytes_per_s,
-)
+from lmi_bench.analysis.model.setup import Parallelism, Speculation, network_bytes_per_s
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape
@@ -103,7 +98,7 @@ class EngineSetting:
             attention_groups=tensor_parallel if self.dp_attention else 1,
             pipeline=self.pipeline or 1,
             hosts=hosts,
-            network_bytes_per_s=network_bytes_per_s(instance) if hosts > 1 else NETWORK_BYTES_PER_S,
+            network_bytes_per_s=network_bytes_per_s(instance, hosts),
         )
 
     def profile(self, base: EngineProfile) -> EngineProfile:

@@ -84,14 +84,14 @@ class Parallelism:
 PLAIN: Final = Parallelism()
 
 
-def network_bytes_per_s(machine: Instance) -> float:
-    """Of each device to other machines, one way: 400 Gbit/s where the machine's rate is unknown."""
-    if machine.network_bits_per_s is None:
+def network_bytes_per_s(machine: Instance, hosts: int = 2) -> float:
+    """Of each device to other hosts, one way: 400 Gbit/s if its machine's is unknown or unused."""
+    if hosts == 1 or machine.network_bits_per_s is None:
         return NETWORK_BYTES_PER_S
     return machine.network_bits_per_s / 8 / machine.num_accelerators
 
 
-def pools_bytes_per_s(machine: Instance, devices: int) -> float:
+def pools_bytes_per_s(machine: Instance, devices: float = math.inf) -> float:
     """Of each device to another pool, with so many devices in both: the link of one machine that
     holds them (a shared bridge's share), else the network."""
     rate = machine.link.bytes_per_s
