@@ -43,7 +43,6 @@ Progress = Callable[[str, float], None]
 Prepared = tuple[Sequence[Planned], Sequence[Rejection]]
 """Layouts with the capacity of a copy, and those that are out with the reason."""
 
-_FLEETS_OF_A_COPY = 1.5  # latencies are simulated of so many fleets for each simulated copy
 _FAR = 2.0  # times the cost of the cheapest that was simulated
 _MOST_ROUNDS = 4
 
@@ -67,9 +66,7 @@ def recommend(
     """
     layouts, out = prepared or prepare(request, progress)
     if prepared is not None:
-        layouts = [
-            (layout, replace(copy, measured=_measured(request, layout))) for layout, copy in layouts
-        ]
+        layouts = [(one, replace(copy, measured=_measured(request, one))) for one, copy in layouts]
     look = LongSimulation(request)
 
     @cache  # a round changes few fleets
@@ -133,14 +130,15 @@ def _ranked(
     """
     rejected = list[Rejection]()
     fleets = best_fleets(request, layouts, rejected)
-    candidates, most = list[Candidate](), _FLEETS_OF_A_COPY * request.simulated_copies
+    candidates, most = list[Candidate](), request.simulated_copies
     by_cost = request.rate_per_s is not None and request.objective == "cost"
     for index, fleet in enumerate(fleets):
         tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
         met_usd = [each.price_usd_per_hour or math.inf for each in candidates if each.meets_slos]
         price_usd = request.fleet_usd_per_hour(fleet.layout, fleet.machines) or 0.0
         is_far = by_cost and price_usd > _FAR * min(met_usd, default=math.inf)
-        candidates.append(build(fleet, index < most, not is_far))
+        comparable = fleet.copy.simulated or not request.slos  # by its capacity, too
+        candidates.append(build(fleet, comparable and index < most, not is_far))
     for each in (each for each in candidates if not each.meets_slos):
         broken = _predicted(outlook for outlook in each.slos if outlook.confidence == "missed")
         rejected.append(each.rejected(broken or "the SLO cannot be foreseen at the planned rate"))
@@ -152,10 +150,12 @@ def _ranked(
 def prepare(request: RecommendRequest, tell: Progress = no_progress) -> Prepared:
     """Every layout that can run with the capacity of a copy, the best ones simulated."""
     layouts, rejected = screen(request, tell)
-    finalists = best_copies(request, layouts)
-    for index, (key, copy) in enumerate(finalists.items()):
-        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
-        layouts = with_capacity(layouts, key, simulate_capacity(request, copy))
+    for begin in (0.1, 0.5):  # what is simulated may give way to others
+        best = best_copies(request, layouts).items()
+        finalists = [(key, copy) for key, copy in best if not copy.simulated]
+        for index, (key, copy) in enumerate(finalists):
+            tell(f"simulating {len(finalists)} finalists", begin + 0.1 * index / len(finalists))
+            layouts = with_capacity(layouts, key, simulate_capacity(request, copy))
     return layouts, rejected
 
 

@@ -34,7 +34,7 @@ class RecommendRequest:
     engine_version       of the server, if it is not the profile's
     objective            cost: of a token at this load; cost-per-hour: of the fleet; cost-per-1m: of
                          a token at saturation; latency; throughput
-    simulated_copies     layouts, the best in closed form, whose capacity is simulated
+    simulated_copies     best layouts whose capacity and latencies at the load are simulated
     simulate_long        simulate the best fleets for fifteen minutes (`attainment`), with `routing`
     blended_ratio, discount   of the blended price as published
     measured             measured levels of random arrivals at one copy
@@ -57,7 +57,7 @@ class RecommendRequest:
     requirements: money.Requirements = money.NO_REQUIREMENTS
     routing: Routing = "random"
     simulate_long: bool = False
-    simulated_copies: int = 8
+    simulated_copies: int = 12
     measured: tuple[MeasuredLoad, ...] = ()
     calibrated: bool = False
     settings: tuple[EngineSetting, ...] = (AS_STATED,)
