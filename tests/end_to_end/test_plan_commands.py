@@ -230,9 +230,10 @@ def test_the_router_that_looks_keeps_the_queues_shorter_than_chance(tmp_path):
 
 
 def test_pools_under_unequal_requests_are_simulated_and_agree_with_the_closed_form(tmp_path):
-    """Equal requests, few at once: no prompt waits long, so both ways give one prompt's time, the
-    transfer, and decode steps of the batch that Little's law gives."""
-    split = ("--rate", "1", "--disaggregate", "2:1", "--network-gbps", "1")
+    """Equal requests, few at once: no prompt and no cache waits long (two links carry 0.48 req/s),
+    so both ways give one prompt's time, the transfer, and decode steps of the batch that Little's
+    law gives."""
+    split = ("--rate", "0.02", "--disaggregate", "2:1", "--network-gbps", "1")
     lengths = ("--isl", "1000", "--osl", "100")
     equal = predicted(tmp_path, *split, *lengths)
     mixed = predicted(tmp_path, *split, "--mix", "1000/100")

@@ -13,7 +13,7 @@ worker sends one cache at a time; caches that find all of them busy wait in orde
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lmi_bench.analysis.level import simulator
@@ -173,29 +173,34 @@ def simulate_pools(
     whole = replace(decode.config, max_rolling_batch_prefill_tokens=decode.config.cache_tokens)
     decode = replace(decode, config=whole, step_time=_Received(decode.step_time))
     pools = _replicas(prefill, 0), _replicas(decode, prefill.workers)
-    router, every = LeastOutstanding(), [*pools[0], *pools[1]]
-    level = _TwoPools(spec, requests, every, router, overhead_s, *pools, transfer_s, links)
+    router, every = _FirstFree([[0.0] * links for _ in pools[0]]), [*pools[0], *pools[1]]
+    level = _TwoPools(spec, requests, every, router, overhead_s, *pools, transfer_s)
     level.run(simulator.starts_s(spec, requests, seed, 0.0))
     return level.result()
+
+
+@dataclass
+class _FirstFree(LeastOutstanding):
+    """Of prefill workers with equally few requests that whose link is free first."""
+
+    free_s: list[list[float]]  # of each worker's links, as heaps
+
+    def pick(self, outstanding: Sequence[int], prompt: Sequence[int] = ()) -> int:
+        return min(range(len(outstanding)), key=lambda n: (outstanding[n], self.free_s[n][0]))
 
 
 @dataclass(eq=False)
 class _TwoPools(simulator.LevelRunner):
     """A level whose requests pass through both pools."""
 
+    router: _FirstFree
     prefill: list[simulator.Replica]
     decode: list[simulator.Replica]
     transfer_s: Callable[[int], float]
-    links: int
     _to_decode: Router = field(init=False, default_factory=LeastOutstanding)
     _moving: list[tuple[float, int, simulator.SentRequest]] = field(
         init=False, default_factory=list
     )
-    _free_s: list[list[float]] = field(init=False)  # of each prefill worker's links, as heaps
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._free_s = [[0.0] * self.links for _ in self.prefill]
 
     def _next_coming_s(self) -> float:
         sent_s = super()._next_coming_s()
@@ -205,12 +210,8 @@ class _TwoPools(simulator.LevelRunner):
         if self._moving and self._moving[0][0] <= super()._next_coming_s():
             request = heapq.heappop(self._moving)[2]
             request.token_times, request.token_counts = [now_s], [1]
-            planned = request.planned
-            request.part = replace(
-                planned,
-                input_tokens=planned.input_tokens + 1,
-                output_tokens=planned.output_tokens - 1,
-            )
+            prompt, output = request.planned.input_tokens + 1, request.planned.output_tokens - 1
+            request.part = replace(request.planned, input_tokens=prompt, output_tokens=output)
             return self._add(request, self.decode, self._to_decode, now_s)
         return super()._take_next(now_s)
 
@@ -224,9 +225,8 @@ class _TwoPools(simulator.LevelRunner):
             if worker is not None and request.planned.output_tokens > 1:
                 request.ended_s = request.finish_reason = request.replica = None
                 request.token_times, request.token_counts = [], []
-                free_s = self._free_s[worker]
-                moves_s = self.transfer_s(request.planned.input_tokens)
-                there_s = max(now_s, free_s[0]) + moves_s
+                free_s = self.router.free_s[worker]
+                there_s = max(now_s, free_s[0]) + self.transfer_s(request.planned.input_tokens)
                 heapq.heapreplace(free_s, there_s)
                 heapq.heappush(self._moving, (there_s, request.seq_id, request))
             else:

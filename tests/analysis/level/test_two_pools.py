@@ -127,6 +127,19 @@ def test_a_worker_s_links_never_carry_more_than_they_can(load, links):
     assert least_s <= took_s - 0.01 <= 1.3 * least_s
 
 
+def test_the_link_that_is_free_first_decides_between_idle_workers():
+    """A prompt each 100 ms, computed in 20 ms and sent in 250: three workers take turns, no cache
+    waits; the first idle one alone would carry four a second."""
+    load = Load(rate_per_s=10.0, arrivals="constant")
+
+    def same(number):
+        return PlannedRequest(number, 0.0, 100, 10)
+
+    records, _, _ = run(load, workers=(3, 2), transfer_s=0.24, requests=same)
+    waits_s = [each.exchange.token_times_s[0] - each.due_s for each in records]
+    assert max(waits_s) == pytest.approx(0.27, abs=1e-6)
+
+
 def test_requests_that_never_fit_are_refused_and_the_others_go_on():
     def requests(number):
         return PlannedRequest(number, 0.0, 1000 if number == 5 else 50, 10)
