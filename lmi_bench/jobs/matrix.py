@@ -20,7 +20,7 @@ from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario, read_yaml
 from lmi_bench.core.scenario_sections import Section
 from lmi_bench.jobs.files import checked
-from lmi_bench.jobs.settings.sweep import SweepSettings
+from lmi_bench.jobs.settings.sweep import RunSettings, SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.result import SweepResult, finished_run
 from lmi_bench.jobs.sweep.run import (
@@ -198,18 +198,7 @@ def run_matrix(
     path, run, overrides = settings.target.matrix, settings.run, settings.overrides()
     if path is None:
         raise InputError("--matrix FILE is missing: it names the targets and payloads")
-    if settings.target.scenario is not None or "target" in overrides:
-        raise InputError("--matrix names its targets: leave SCENARIO and --target out")
-    if run.step_trace is not None:
-        raise InputError("--step-trace needs a single engine: leave it out with --matrix")
-    if run.live is not None:
-        raise InputError("--live follows a single sweep: leave it out with --matrix")
-    if run.measure_startup is not None:
-        raise InputError("--measure-startup starts a single server: leave it out with --matrix")
-    if run.resume and run.out is None:
-        raise InputError("--resume continues a matrix: name its folder with --out")
-    if overrides.get("name") is not None:
-        raise InputError("--name is for a single sweep: a matrix names its cells")
+    _check(run, overrides, is_named=settings.target.scenario is not None)
     cells, options = read_matrix(path), read_options(settings)
     refuse_without_effect(settings, *(each.scenario.with_overrides(overrides) for each in cells))
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
@@ -249,6 +238,22 @@ def run_matrix(
         if interrupted:
             break
     return MatrixResult(folder, path, tuple(cells), _write_report(folder, cells), interrupted)
+
+
+def _check(run: RunSettings, overrides: Mapping[str, Any], *, is_named: bool) -> None:
+    """Raise InputError for what a matrix does not take."""
+    if is_named or "target" in overrides:
+        raise InputError("--matrix names its targets: leave SCENARIO and --target out")
+    for option, value, why in (
+        ("--step-trace", run.step_trace, "needs a single engine"),
+        ("--live", run.live, "follows a single sweep"),
+        ("--measure-startup", run.measure_startup, "starts a single server"),
+        ("--name", overrides.get("name"), "is for a single sweep, a matrix names its cells"),
+    ):
+        if value is not None:
+            raise InputError(f"{option} {why}: leave it out with --matrix")
+    if run.resume and run.out is None:
+        raise InputError("--resume continues a matrix: name its folder with --out")
 
 
 def _run_cell(
