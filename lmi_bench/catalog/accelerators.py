@@ -69,13 +69,10 @@ class Accelerator:
     def peak_flop_per_s(self, compute_dtype: str) -> float | None:
         """Dense peak for matrix products in this type; None if unsupported or unknown."""
         peaks = {
-            "float32": self.fp32_flop_per_s,
-            "float16": self.fp16_flop_per_s,
-            "bfloat16": self.bf16_flop_per_s,
-            "float8": self.fp8_flop_per_s,
-            "float4": self.fp4_flop_per_s,
-            "int8": self.int8_op_per_s,
-        }
+            "float32": self.fp32_flop_per_s, "float16": self.fp16_flop_per_s,
+            "bfloat16": self.bf16_flop_per_s, "float8": self.fp8_flop_per_s,
+            "float4": self.fp4_flop_per_s, "int8": self.int8_op_per_s,
+        }  # fmt: skip
         if compute_dtype not in peaks:
             raise InputError(
                 f"compute type {compute_dtype!r} is not one of {', '.join(sorted(peaks))}"

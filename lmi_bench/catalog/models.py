@@ -33,17 +33,14 @@ _COUNTS: Final = [each.name for each in fields(ModelShape) if each.type is int]
 
 def _from_row(row: Row) -> CatalogModel:
     shape = ModelShape(
-        name=row["model"],
-        tied_embeddings=row["tied_embeddings"] == "1",
+        name=row["model"], tied_embeddings=row["tied_embeddings"] == "1",
         parallel_branches=row["parallel_branches"] == "1",
         sliding_window=int(row["sliding_window"]) if row["sliding_window"] else None,
         full_attention_layers=int(row["full_attention_layers"]),
-        aliases=tuple(filter(None, row["aliases"].split(";"))),
-        source=row["source"],
-        architecture=row["architecture"],
-        doubt="",
+        aliases=tuple(filter(None, row["aliases"].split(";"))), source=row["source"],
+        architecture=row["architecture"], doubt="",
         **{name: int(row[name] or 0) for name in _COUNTS},
-    )
+    )  # fmt: skip
     contexts = tuple(filter(None, row["variant_positions"].split(";")))
     facts = row["hf_id"], row["checkpoint_dtype"], row["notes"], row["gated"]
     return CatalogModel(shape, *facts, contexts)

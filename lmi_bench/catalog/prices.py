@@ -161,14 +161,11 @@ def on_platform(instance: Instance, platform: Platform) -> Instance:
     generated = re.search(r"generated (\d{4}-\d{2}-\d{2})", instance.ec2_price_source)
     known = instance.ec2_price_usd_per_hour is not None
     return replace(
-        instance,
-        price_usd_per_hour=instance.ec2_price_usd_per_hour,
+        instance, price_usd_per_hour=instance.ec2_price_usd_per_hour,
         price_region=instance.ec2_price_region if known else "",
-        price_date=generated.group(1) if generated else "",
-        price_component="EC2" if known else "",
-        price_source=instance.ec2_price_source if known else "",
-        rates_usd_per_hour=(),
-    )
+        price_date=generated.group(1) if generated else "", price_component="EC2" if known else "",
+        price_source=instance.ec2_price_source if known else "", rates_usd_per_hour=(),
+    )  # fmt: skip
 
 
 def hosting_price(instance: Instance) -> Instance:

@@ -109,12 +109,9 @@ def _filling(
 def _as_typer(name: str, bare: Any, default: Any, mark: Option) -> Any:
     """The annotation that Typer takes for an option."""
     common: dict[str, Any] = {
-        "help": mark.help + default_note(mark, default),
-        "metavar": mark.metavar,
-        "envvar": mark.envvar,
-        "rich_help_panel": mark.group,
-        "show_default": False,
-    }
+        "help": mark.help + default_note(mark, default), "metavar": mark.metavar,
+        "envvar": mark.envvar, "rich_help_panel": mark.group, "show_default": False,
+    }  # fmt: skip
     if mark.argument:
         return Annotated[_listed(bare), typer.Argument(**common)]
     names = mark.names or ((flag_of(name),) if bare is bool and default is False else ())

@@ -110,13 +110,9 @@ def _discard(stream: IO[str]) -> None:
 
 
 def print_table(
-    title: str,
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    left: Sequence[str] = (),
-    whole: Sequence[str] = (),
-    give_way: Sequence[str] = (),
-) -> None:
+    title: str, rows: Sequence[Mapping[str, Any]], *, left: Sequence[str] = (),
+    whole: Sequence[str] = (), give_way: Sequence[str] = (),
+) -> None:  # fmt: skip
     """Print rows with the same keys: numbers aligned right, columns named in `left` aligned left.
 
     In a narrow terminal headings and the left columns are folded, never a number.

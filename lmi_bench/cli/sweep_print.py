@@ -298,12 +298,9 @@ def print_comparison(comparison: "Comparison") -> None:
     """Each difference with its interval and verdict, and the scaling efficiency."""
     title = f"{comparison.b} against {comparison.a}"
     print_table(
-        title,
-        [_difference_row(each) for each in comparison.differences],
-        left=("metric",),
-        whole=("level",),
-        give_way=("A", "B", "sees"),
-    )
+        title, [_difference_row(each) for each in comparison.differences], left=("metric",),
+        whole=("level",), give_way=("A", "B", "sees"),
+    )  # fmt: skip
     counts = Counter(each.verdict for each in comparison.differences)
     say(f"{title}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     if (scaling := comparison.scaling) is not None:
@@ -324,15 +321,12 @@ def print_comparison(comparison: "Comparison") -> None:
 def _difference_row(each: Difference) -> dict[str, str]:
     known = each.change is not None and each.low is not None and each.high is not None
     return {
-        "level": each.level,
-        "metric": f"{each.metric}, {each.unit}",
-        "A": number(each.a),
-        "B": number(each.b),
-        "change": f"{each.change:+.1%}" if known else MISSING,
+        "level": each.level, "metric": f"{each.metric}, {each.unit}", "A": number(each.a),
+        "B": number(each.b), "change": f"{each.change:+.1%}" if known else MISSING,
         "95 %": f"{each.low:+.1%} to {each.high:+.1%}" if known else each.reason,
         "verdict": each.verdict,
         "sees": MISSING if each.detectable is None else f"{each.detectable:.0%}",
-    }
+    }  # fmt: skip
 
 
 def print_workload(found: "Summary") -> None:

@@ -29,14 +29,10 @@ _PACKAGES = ("lmi-bench", "numpy", "httptools", "orjson", "aiohttp", "boto3", "t
 def host_facts() -> dict[str, Any]:
     """Facts about this machine that affect a measurement."""
     return {
-        "system": platform.system(),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "cpu": cpu_info("model name") or platform.processor(),
-        "cpus": os.cpu_count(),
-        "memory_bytes": memory_bytes(),
-        "python": platform.python_version(),
-    }
+        "system": platform.system(), "kernel": platform.release(), "machine": platform.machine(),
+        "cpu": cpu_info("model name") or platform.processor(), "cpus": os.cpu_count(),
+        "memory_bytes": memory_bytes(), "python": platform.python_version(),
+    }  # fmt: skip
 
 
 def usable_cores(cgroup: Path = _CGROUPS) -> int:

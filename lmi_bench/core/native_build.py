@@ -124,13 +124,10 @@ def _run(
 def _key(source: Path, program: str, flags: tuple[str, ...]) -> str:
     """A hash of everything that decides what the compiler builds, and for which processor."""
     parts = [
-        source.read_bytes(),
-        " ".join(flags).encode(),
-        program.encode(),
+        source.read_bytes(), " ".join(flags).encode(), program.encode(),
         _run([program, "--version"], "does not run", 20.0).stdout.encode(),
-        platform.machine().encode(),
-        instruction_sets().encode(),
-    ]
+        platform.machine().encode(), instruction_sets().encode(),
+    ]  # fmt: skip
     digest = hashlib.sha256()
     for part in parts:
         digest.update(hashlib.sha256(part).digest())

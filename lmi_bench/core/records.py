@@ -88,13 +88,9 @@ class RequestRecord:
 
     @classmethod
     def failed(
-        cls,
-        request: PlannedRequest,
-        due_s: float,
-        error: TargetError,
-        *,
+        cls, request: PlannedRequest, due_s: float, error: TargetError, *,
         sent_s: float | None = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """The record of a failed request, with what had arrived before the failure."""
         if error.exchange is None:
             exchange = Exchange(due_s if sent_s is None else sent_s)
@@ -177,20 +173,15 @@ def request_line(
     """The line of a record; times are rounded to the nanosecond, `secrets` are removed."""
     exchange = record.exchange
     line = {
-        "level": level,
-        "attempt": attempt,
-        "request_id": record.request_id,
-        "due_s": _ns(record.due_s),
-        "sent_s": _ns(exchange.sent_s),
+        "level": level, "attempt": attempt, "request_id": record.request_id,
+        "due_s": _ns(record.due_s), "sent_s": _ns(exchange.sent_s),
         "token_times_s": [_ns(time_s) for time_s in exchange.token_times_s],
-        "token_counts": list(exchange.token_counts),
-        "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens,
-        "status": record.status,
+        "token_counts": list(exchange.token_counts), "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens, "status": record.status,
         "error": None if record.error is None else redact_text(record.error, secrets),
         "finish_reason": exchange.finish_reason,
         "ended_s": None if exchange.ended_s is None else _ns(exchange.ended_s),
-    }
+    }  # fmt: skip
     for name in _OPTIONAL:
         if name == "cached_tokens" and record.asked_tokens:
             line["asked_tokens"] = record.asked_tokens

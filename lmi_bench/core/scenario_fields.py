@@ -248,12 +248,8 @@ class LoadFields(Fields):
     SECTION = "load"
     GROUP = "Load"
     COMMON: ClassVar[tuple[str, ...]] = (
-        "concurrency",
-        "rate_per_s",
-        "search",
-        "requests_per_level",
-        "duration_s",
-    )
+        "concurrency", "rate_per_s", "search", "requests_per_level", "duration_s",
+    )  # fmt: skip
 
     concurrency: tuple[Users, ...] | Literal["auto"] | None = option(
         "--concurrency", "--max-concurrency", default="auto; bundled engine: 1,2,4,8,16,32"

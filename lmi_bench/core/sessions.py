@@ -180,13 +180,9 @@ def _bailian(entries: Sequence[Mapping[str, Any]]) -> Iterator[list[_Recorded]]:
 
 
 def _follow(
-    entries: Sequence[Mapping[str, Any]],
-    within_s: float,
-    before: tuple[int, ...],
-    found: list[_Recorded],
-    block: tuple[str, int],
-    depth: int,
-) -> tuple[int, ...]:
+    entries: Sequence[Mapping[str, Any]], within_s: float, before: tuple[int, ...],
+    found: list[_Recorded], block: tuple[str, int], depth: int,
+) -> tuple[int, ...]:  # fmt: skip
     """Add an agent's requests; returns the numbers of those that its parent waits for.
 
     within_s  start of the agent, if its times count from there

@@ -108,12 +108,9 @@ class LevelSpec:
 
 
 def of_sessions(
-    spec: LevelSpec,
-    num_turns: Callable[[int], int],
-    *,
-    num_sessions: int | None,
+    spec: LevelSpec, num_turns: Callable[[int], int], *, num_sessions: int | None,
     max_sessions: int | None = None,
-) -> LevelSpec:
+) -> LevelSpec:  # fmt: skip
     """The level with conversations instead of single requests.
 
     num_turns     turns of a conversation, by its number
@@ -128,12 +125,9 @@ def of_sessions(
             requests += num_turns(count)
             count += 1
     return replace(
-        spec,
-        load=replace(spec.load, sessions=True),
-        num_sessions=count or None,
-        num_requests=requests or None,
-        max_sessions=max_sessions,
-    )
+        spec, load=replace(spec.load, sessions=True), num_sessions=count or None,
+        num_requests=requests or None, max_sessions=max_sessions,
+    )  # fmt: skip
 
 
 def with_start(spec: LevelSpec) -> LevelSpec:
@@ -236,15 +230,9 @@ class ClosedLoop:
 
 
 def arrival_times_s(
-    rate_per_s: float,
-    *,
-    process: ArrivalProcess,
-    seed: int,
-    num_requests: int | None = None,
-    duration_s: float | None = None,
-    burstiness: float = 1.0,
-    ramp_s: float = 0.0,
-) -> Iterator[float]:
+    rate_per_s: float, *, process: ArrivalProcess, seed: int, num_requests: int | None = None,
+    duration_s: float | None = None, burstiness: float = 1.0, ramp_s: float = 0.0,
+) -> Iterator[float]:  # fmt: skip
     """Seconds after the start at which an open loop's requests are due.
 
     constant  the i-th is due at i / rate

@@ -124,13 +124,9 @@ def build_bundle(
 
 
 def _kubernetes_bundle(
-    plan: DeploymentPlan,
-    server: Server,
-    endpoint: EndpointSettings,
-    environment: Mapping[str, str],
-    secrets: Sequence[str],
-    traps: tuple[str, ...],
-) -> Bundle:
+    plan: DeploymentPlan, server: Server, endpoint: EndpointSettings,
+    environment: Mapping[str, str], secrets: Sequence[str], traps: tuple[str, ...],
+) -> Bundle:  # fmt: skip
     """Kubernetes' files; the image is the engine's own, in the version that AWS's image has."""
     address = server.image or ""
     if "/" not in address:

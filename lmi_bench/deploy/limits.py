@@ -76,14 +76,9 @@ def profile_of(image: Image | None, server: str) -> EngineProfile:
 
 
 def served_limits(
-    setup: Setup,
-    profile: EngineProfile,
-    lengths: Lengths,
-    stated: Stated = NOTHING,
-    *,
-    engine: EngineSetting = AS_STATED,
-    image: Image | None = None,
-) -> ServedLimits:
+    setup: Setup, profile: EngineProfile, lengths: Lengths, stated: Stated = NOTHING, *,
+    engine: EngineSetting = AS_STATED, image: Image | None = None,
+) -> ServedLimits:  # fmt: skip
     """The limits of a copy; the context holds the workload's longest request.
 
     Raises CapacityError where memory does not hold it, InputError for stated limits below it.

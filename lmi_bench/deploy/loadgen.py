@@ -55,12 +55,9 @@ class Loadgen(Settings):
         join = ("--hosts", f"join*{self.workers}", "--listen", f"0.0.0.0:{_PORT}")
         run = (*join, "--out", "/runs/run", "--resume")
         values: dict[str, Any] = {
-            "name": self.name,
-            "workers_name": f"{self.name}-workers",
-            "image": self.image,
-            "workers": self.workers,
-            "secret": SECRET,
+            "name": self.name, "workers_name": f"{self.name}-workers", "image": self.image,
+            "workers": self.workers, "secret": SECRET,
             "sweep_command": ["lmi-bench", "sweep", *self.sweep, *run],
             "worker_command": ["lmi-bench", "worker", "--connect", f"{self.name}:{_PORT}"],
-        }
+        }  # fmt: skip
         return as_yaml(*filled("deploy/loadgen.yaml", _NAMES, values).values())

@@ -156,14 +156,9 @@ class DeploymentPlan:
 
 
 def plan_from_recommendation(
-    answer: Recommendation,
-    model: str,
-    profile: EngineProfile,
-    stated: Stated = NOTHING,
-    *,
-    image: Image | None = None,
-    weights: str | None = None,
-) -> DeploymentPlan:
+    answer: Recommendation, model: str, profile: EngineProfile, stated: Stated = NOTHING, *,
+    image: Image | None = None, weights: str | None = None,
+) -> DeploymentPlan:  # fmt: skip
     """The recommended layout of an answer that has one, with what the user states instead.
 
     model    its name in the request
@@ -184,13 +179,10 @@ def plan_from_recommendation(
     batch = best.memory.mean_batch_per_copy
     kinds = question.kinds or (question,)
     lengths = Lengths(
-        question.input_tokens,
-        question.output_tokens,
-        max(kind.input_tokens for kind in kinds),
-        max(kind.input_tokens + kind.output_tokens for kind in kinds),
-        batch,
+        question.input_tokens, question.output_tokens, max(kind.input_tokens for kind in kinds),
+        max(kind.input_tokens + kind.output_tokens for kind in kinds), batch,
         are_means=not question.kinds,
-    )
+    )  # fmt: skip
     limits = served_limits(setup, profile, lengths, stated, engine=engine, image=image)
     warnings: tuple[str, ...] = ()
     if round(batch) > limits.expected:
@@ -251,14 +243,9 @@ def _concurrency(answer: Recommendation) -> float:
 
 
 def plan_from_layout(
-    model: str,
-    instance_name: str,
-    profile: EngineProfile,
-    stated: Stated = NOTHING,
-    *,
-    image: Image | None = None,
-    weights: str | None = None,
-) -> DeploymentPlan:
+    model: str, instance_name: str, profile: EngineProfile, stated: Stated = NOTHING, *,
+    image: Image | None = None, weights: str | None = None,
+) -> DeploymentPlan:  # fmt: skip
     """A layout stated by the user; omitted values follow from the machine's memory.
 
     By default the tensor-parallel degree is the smallest that holds the context, at most 32,768

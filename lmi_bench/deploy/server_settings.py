@@ -72,18 +72,13 @@ def _values(plan: DeploymentPlan) -> dict[str, Any]:
     """What every server is told, by the first column of data/server_settings.csv."""
     limits = plan.limits
     return {
-        "location": plan.weights.location,
-        "degree": plan.setup.tensor_parallel,
-        "stages": plan.engine.pipeline,
-        "sequences": limits.max_num_seqs,
-        "context": limits.max_model_len,
-        "quantization": _quantization(plan),
-        "step_tokens": limits.step_tokens,
-        "memory_share": limits.memory_share,
+        "location": plan.weights.location, "degree": plan.setup.tensor_parallel,
+        "stages": plan.engine.pipeline, "sequences": limits.max_num_seqs,
+        "context": limits.max_model_len, "quantization": _quantization(plan),
+        "step_tokens": limits.step_tokens, "memory_share": limits.memory_share,
         "eager": plan.engine.cuda_graphs is False or None,
-        "cache": "fp8" if plan.has_one_byte_cache else None,
-        "trust": plan.trusts_code or None,
-    }
+        "cache": "fp8" if plan.has_one_byte_cache else None, "trust": plan.trusts_code or None,
+    }  # fmt: skip
 
 
 def _named(server: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,15 +150,10 @@ class AsyncEngine:
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        executor: Executor,
-        *,
-        on_step: OnStep | None = None,
-        on_end: OnEnd | None = None,
-        memory_budget: MemoryBudget | None = None,
+        self, scheduler: Scheduler, executor: Executor, *, on_step: OnStep | None = None,
+        on_end: OnEnd | None = None, memory_budget: MemoryBudget | None = None,
         seq_ids: Iterator[int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if executor.block_size != scheduler.config.block_size:
             raise InputError(
                 f"the executor has KV blocks of {executor.block_size} tokens, the scheduler "
@@ -195,13 +190,9 @@ class AsyncEngine:
             raise self.error
 
     def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        beside: Generation | None = None,
-        client: str | None = None,
-    ) -> Generation:
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *,
+        beside: Generation | None = None, client: str | None = None,
+    ) -> Generation:  # fmt: skip
         """Queue a request; it arrives now. `beside` has no effect: there is only one engine.
 
         client  takes turns with others in the queue; None: first come, first served

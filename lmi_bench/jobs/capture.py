@@ -290,16 +290,11 @@ def _fitted(
     source = f"captured by lmi-bench {__version__}"
     done = calibration_of(settings, fit_cells(site.base, cells), site.place.machine, source)
     about = {
-        "date": done.profile.fitted_date,
-        "lmi_bench": __version__,
+        "date": done.profile.fitted_date, "lmi_bench": __version__,
         "endpoint": without_address(site.scenario.target),
-        "engine": site.run.manifest.target.engine or "not stated",
-        "model": setup.shape.name,
-        "dtype": setup.dtype,
-        "instance": setup.instance.instance_type,
-        "accelerator": setup.instance.accelerator.name,
-        "tensor_parallel": degree,
-        "seconds": round(sum(row["seconds"] for row in rows), 1),
-        "cells": rows,
-    }
+        "engine": site.run.manifest.target.engine or "not stated", "model": setup.shape.name,
+        "dtype": setup.dtype, "instance": setup.instance.instance_type,
+        "accelerator": setup.instance.accelerator.name, "tensor_parallel": degree,
+        "seconds": round(sum(row["seconds"] for row in rows), 1), "cells": rows,
+    }  # fmt: skip
     return replace(done, profile=replace(done.profile, capture=about))

@@ -141,18 +141,14 @@ class PlannedDay:
 
         policies = [each.to_json(self.price) for each in self.policies]
         return {
-            "schema_version": 1,
-            "chosen": "scaled" if self.plan.scales else "flat",
-            "why": self.plan.why,
-            **({"caveats": list(self.caveats)} if self.caveats else {}),
-            "step_s": days.STEP_S,
-            "target_rate_per_s": self.plan.scaling.target_per_s,
-            "flat_machines": self.plan.flat_machines,
-            "scaled": day(self.plan.scaled),
+            "schema_version": 1, "chosen": "scaled" if self.plan.scales else "flat",
+            "why": self.plan.why, **({"caveats": list(self.caveats)} if self.caveats else {}),
+            "step_s": days.STEP_S, "target_rate_per_s": self.plan.scaling.target_per_s,
+            "flat_machines": self.plan.flat_machines, "scaled": day(self.plan.scaled),
             "flat": day(self.plan.flat),
             "commitment": None if self.commitment is None else asdict(self.commitment),
             **({"policies": policies} if policies else {}),
-        }
+        }  # fmt: skip
 
 
 def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:

@@ -168,13 +168,9 @@ class Generated:
     stats: SchedulerStats
 
     def __init__(
-        self,
-        parts: EngineParts,
-        tokenizer: Tokenizer,
-        prompt_ids: list[int],
-        stop_strings: tuple[str, ...],
-        on_text: Callable[[str], None] | None,
-    ) -> None:
+        self, parts: EngineParts, tokenizer: Tokenizer, prompt_ids: list[int],
+        stop_strings: tuple[str, ...], on_text: Callable[[str], None] | None,
+    ) -> None:  # fmt: skip
         self.prompt_ids = prompt_ids
         self.scores: list[ScoredToken] = []
         self.requests = self.tokens = 0

@@ -257,13 +257,9 @@ def _check(run: RunSettings, overrides: Mapping[str, Any], *, is_named: bool) ->
 
 
 def _run_cell(
-    folder: Path,
-    cell: Cell,
-    scenario: Scenario,
-    options: SweepOptions,
-    others: Sequence[Cell],
+    folder: Path, cell: Cell, scenario: Scenario, options: SweepOptions, others: Sequence[Cell],
     listener: Listener,
-) -> SweepResult:
+) -> SweepResult:  # fmt: skip
     """Sweep a cell for the money that the others left."""
     run_folder = folder / cell.folder
     budget = options.budget

@@ -124,13 +124,9 @@ def _load(settings: ServeSettings, engine: EngineSection, listener: Listener) ->
 
 
 async def _serve(
-    parts: EngineParts,
-    settings: ServeSettings,
-    check: SignatureCheck | None,
-    replies: Replies,
-    on_ready: OnReady | None,
-    trace: ChromeTrace | None,
-) -> tuple[EngineStats, tuple[str, ...]]:
+    parts: EngineParts, settings: ServeSettings, check: SignatureCheck | None, replies: Replies,
+    on_ready: OnReady | None, trace: ChromeTrace | None,
+) -> tuple[EngineStats, tuple[str, ...]]:  # fmt: skip
     name = parts.shape.name
 
     def listens(where: server.Listening) -> None:

@@ -34,13 +34,9 @@ def model_py_of(path: Path | None) -> Path | None:
 
 
 def read_serving_file(
-    path: Path | None,
-    environ: Mapping[str, str],
-    *,
-    simulated: bool,
-    note: Callable[[str], None],
+    path: Path | None, environ: Mapping[str, str], *, simulated: bool, note: Callable[[str], None],
     djl_version: str | None,
-) -> BundledSettings:
+) -> BundledSettings:  # fmt: skip
     """The settings of `serve`; `note` is called with the origin of each value and each trap.
 
     djl_version  None: the newest in which all that the file says has an effect

@@ -348,12 +348,7 @@ def _deepseek_v3(read: _Reader, facts: Facts) -> None:
 
 
 _OWN: Final[Mapping[str, Callable[[_Reader, Facts], None]]] = {
-    "falcon": _falcon,
-    "gpt_oss": _gpt_oss,
-    "glm4_moe": _sigmoid_experts,
-    "deepseek_v3": _deepseek_v3,
-    "gemma": _gemma,
-    "gemma2": _gemma,
-    "gemma3": _gemma3,
-}
+    "falcon": _falcon, "gpt_oss": _gpt_oss, "glm4_moe": _sigmoid_experts,
+    "deepseek_v3": _deepseek_v3, "gemma": _gemma, "gemma2": _gemma, "gemma3": _gemma3,
+}  # fmt: skip
 """What the table does not say of a family."""

@@ -378,16 +378,12 @@ class _Config:
         kept = sum(1 / each for each in ratios) / self.layers
         indexed = ratios.count(least) / least / self.layers
         return replace(
-            shape,
-            num_kv_heads=shape.num_heads,
-            latent_kv_dim=max(1, round(size * kept)),
+            shape, num_kv_heads=shape.num_heads, latent_kv_dim=max(1, round(size * kept)),
             index_values=max(1, round(shape.index_values * indexed)),
-            sparse_tokens=shape.sparse_tokens * least,
-            sparse_layers=self.layers,
-            full_attention_layers=self.layers,
-            sliding_window=None,
+            sparse_tokens=shape.sparse_tokens * least, sparse_layers=self.layers,
+            full_attention_layers=self.layers, sliding_window=None,
             state_bytes=self.layers * self.count("window") * size * _CACHE_BYTES,
-        )
+        )  # fmt: skip
 
     def _doubted(self, shape: ModelShape, weight_bytes: int) -> ModelShape:
         """An architecture that is not known: by its tensors' bytes if the folder has them."""
@@ -452,14 +448,10 @@ class TensorSizes:
         key = self.shapes.get("key", (_KV_HEADS * _HEAD_DIM,))[0]
         head = math.gcd(_HEAD_DIM, math.gcd(query, key))
         return {
-            "num_hidden_layers": self.layers,
-            "hidden_size": hidden,
-            "vocab_size": vocab,
-            "num_attention_heads": query // head,
-            "num_key_value_heads": key // head,
-            "head_dim": head,
-            "intermediate_size": self.shapes.get("up", (4 * hidden,))[0],
-        }
+            "num_hidden_layers": self.layers, "hidden_size": hidden, "vocab_size": vocab,
+            "num_attention_heads": query // head, "num_key_value_heads": key // head,
+            "head_dim": head, "intermediate_size": self.shapes.get("up", (4 * hidden,))[0],
+        }  # fmt: skip
 
 
 def _header(path: Path) -> dict[str, _Tensor]:

@@ -38,10 +38,8 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
     answer = Recommendation.from_json(content)
     chosen, listed = answer.recommended or answer.nearest, answer.candidates[:CANDIDATES]
     return RecommendationView(
-        anchor=anchor,
-        title=f"Recommendation for {answer.question.model}",
-        subtitle=_subtitle(answer),
-        why="" if chosen is None else chosen.reason,
+        anchor=anchor, title=f"Recommendation for {answer.question.model}",
+        subtitle=_subtitle(answer), why="" if chosen is None else chosen.reason,
         headline=_headline(answer, chosen),
         answer=() if chosen is None else tuple(answer_tiles(chosen, answer)),
         figures=None if chosen is None else _figures_table(chosen),
@@ -50,12 +48,10 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         unlisted=max(0, len(answer.candidates) - CANDIDATES),
         rejected=_rejected_groups(answer.rejected),
         more=tuple(_more_tables(answer, content.get("vary"))),
-        provenance=_provenance(content, chosen),
-        warnings=answer.warnings,
-        explored=candidates_data(answer.candidates, chosen),
-        rate_per_s=answer.question.rate_per_s,
+        provenance=_provenance(content, chosen), warnings=answer.warnings,
+        explored=candidates_data(answer.candidates, chosen), rate_per_s=answer.question.rate_per_s,
         roof=fleet_roofline(answer, chosen),
-    )
+    )  # fmt: skip
 
 
 def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:

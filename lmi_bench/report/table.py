@@ -90,14 +90,9 @@ class Field(Generic[T]):
 
 
 def table_of(
-    caption: str,
-    fields: Sequence[Field[Any]],
-    items: Iterable[Any],
-    note: str = "",
-    *,
-    tone: Callable[[Any], str] = lambda _: "",
-    strong: Callable[[Any], bool] = lambda _: False,
-) -> Table:
+    caption: str, fields: Sequence[Field[Any]], items: Iterable[Any], note: str = "", *,
+    tone: Callable[[Any], str] = lambda _: "", strong: Callable[[Any], bool] = lambda _: False,
+) -> Table:  # fmt: skip
     """The page's table, one row per item."""
     shown = [each for each in fields if each.on_page]
     rows = tuple(

@@ -25,14 +25,10 @@ _MOST_TO_JUDGE = 10_000
 
 
 def build_view(
-    runs: Sequence[Run | Path],
-    recommendations: Sequence[Mapping[str, Any]] = (),
-    *,
-    labels: Sequence[str] = (),
-    title: str = "",
-    generated_at: datetime | None = None,
+    runs: Sequence[Run | Path], recommendations: Sequence[Mapping[str, Any]] = (), *,
+    labels: Sequence[str] = (), title: str = "", generated_at: datetime | None = None,
     tables: Sequence[Table] = (),
-) -> ReportView:
+) -> ReportView:  # fmt: skip
     """The view of one or more runs and of any recommendations made from them.
 
     runs             read already, or run folders: those are read one after the other, so that few
@@ -70,15 +66,11 @@ def build_view(
     return ReportView(
         title=title,
         generated_at=(generated_at or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),
-        version=__version__,
-        headlines=tuple(headlines),
-        runs=run_views,
-        comparison=comparison_table([run.curve for run in run_views]),
-        recommendations=advice,
-        tables=tuple(tables),
-        verdicts=tuple(each for each in verdicts if isinstance(each, Table)),
+        version=__version__, headlines=tuple(headlines), runs=run_views,
+        comparison=comparison_table([run.curve for run in run_views]), recommendations=advice,
+        tables=tuple(tables), verdicts=tuple(each for each in verdicts if isinstance(each, Table)),
         unjudged=tuple(each for each in verdicts if isinstance(each, str)),
-    )
+    )  # fmt: skip
 
 
 def _verdicts(runs: Sequence[Run | Path], views: Sequence[RunView]) -> Iterator[Table | str]:

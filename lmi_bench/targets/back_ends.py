@@ -70,13 +70,9 @@ class BackEnd:
 
 
 def choose_back_end(
-    settings: EngineSection,
-    folders: list[Path],
-    *,
-    degree: int,
-    block_size: int,
+    settings: EngineSection, folders: list[Path], *, degree: int, block_size: int,
     listener: Listener = SILENT,
-) -> BackEnd:
+) -> BackEnd:  # fmt: skip
     """Native if machine, settings and every model allow it, or Triton on a GPU; else torch.
 
     folders  of the model and of its draft

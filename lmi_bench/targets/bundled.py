@@ -209,19 +209,13 @@ def _config(
 def _facts(plan: loading.LoadPlan, loaded: LoadedModel, config: SchedulerConfig) -> dict[str, Any]:
     rounding = quantizing.quantize_settings(plan.settings)
     return {
-        "kind": "engine",
-        "model": plan.name,
-        **plan.back_end.facts(),
-        "tensor_parallel": plan.degree,
-        **engine_parts.replica_facts(plan.settings),
-        "weights": loaded.weights_description,
-        "free_memory_bytes": loaded.free_memory_bytes,
-        "kv_dtype": loaded.kv_dtype,
-        "kv_cache_bytes": loaded.kv_cache_bytes,
+        "kind": "engine", "model": plan.name, **plan.back_end.facts(),
+        "tensor_parallel": plan.degree, **engine_parts.replica_facts(plan.settings),
+        "weights": loaded.weights_description, "free_memory_bytes": loaded.free_memory_bytes,
+        "kv_dtype": loaded.kv_dtype, "kv_cache_bytes": loaded.kv_cache_bytes,
         **quantizing.quantize_facts(rounding, loaded.weight_bytes, loaded.quantized),
-        **step_facts(loaded.prepared),
-        **engine_parts.scheduler_facts(plan.settings, config),
-    }
+        **step_facts(loaded.prepared), **engine_parts.scheduler_facts(plan.settings, config),
+    }  # fmt: skip
 
 
 def _notes(

@@ -204,17 +204,10 @@ def _way(at: Endpoint, *, insecure: bool) -> tuple[tuple[str, ...], dict[str, st
 
 
 def endpoint_bench(
-    scenario: Scenario,
-    url: str,
-    listener: Listener,
-    open_target: Callable[..., HttpTarget],
-    *,
-    title: str,
-    facts: Mapping[str, Any],
-    tokenizers: tuple[str | None, ...],
-    notes: tuple[str, ...],
-    **more: Any,
-) -> Bench:
+    scenario: Scenario, url: str, listener: Listener, open_target: Callable[..., HttpTarget], *,
+    title: str, facts: Mapping[str, Any], tokenizers: tuple[str | None, ...],
+    notes: tuple[str, ...], **more: Any,
+) -> Bench:  # fmt: skip
     """A remote server, with retries if the scenario states them.
 
     open_target  makes the target; the scenario's options are its keywords

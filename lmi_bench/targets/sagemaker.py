@@ -43,29 +43,21 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
     scenario = scenario.with_overrides({"protocol": protocol, "model": model})
     wire_format = find_format(protocol, stream=scenario.stream)
     facts = {
-        **found.facts,
-        "endpoint": invocation.endpoint_name,
-        "region": aws.region,
-        "protocol": protocol,
-        "model": model,
+        **found.facts, "endpoint": invocation.endpoint_name, "region": aws.region,
+        "protocol": protocol, "model": model,
         "operation": "InvokeEndpointWithResponseStream" if scenario.stream else "InvokeEndpoint",
-        "target_variant": settings.target_variant,
-        "headers": sorted(access.headers),
-    }
+        "target_variant": settings.target_variant, "headers": sorted(access.headers),
+    }  # fmt: skip
     keys = aws.credentials.get_frozen_credentials()
     return endpoint_bench(
         *(scenario, aws.runtime_url, listener),
         functools.partial(SageMakerTarget, aws, invocation, wire_format, headers=access.headers),
-        title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
-        facts=facts,
-        tokenizers=(model,),
-        notes=found.notes,
+        title=f"{scenario.target} in {aws.region}, {protocol}, {model}", facts=facts,
+        tokenizers=(model,), notes=found.notes,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
-        usd_per_hour=found.price_usd_per_hour,
-        count_instances=found.count_instances,
-        cloudwatch=_cloudwatch(aws, invocation, found),
-        asked={"component": found.component},
-    )
+        usd_per_hour=found.price_usd_per_hour, count_instances=found.count_instances,
+        cloudwatch=_cloudwatch(aws, invocation, found), asked={"component": found.component},
+    )  # fmt: skip
 
 
 def _facts(aws: AwsAccess, invocation: Invocation) -> EndpointFacts:

@@ -48,13 +48,9 @@ def simulated_bench(scenario: Scenario, trace: "ChromeTrace | None") -> Bench:
 
 
 def open_simulated_engine(
-    model: str,
-    instance_type: str,
-    settings: EngineSection,
-    *,
-    max_total_tokens: int,
+    model: str, instance_type: str, settings: EngineSection, *, max_total_tokens: int,
     shares: bool = True,
-) -> engine_parts.EngineParts:
+) -> engine_parts.EngineParts:  # fmt: skip
     """An engine that takes the predicted time of each step of a model on an instance.
 
     max_total_tokens  maximum tokens, input and output, of one request

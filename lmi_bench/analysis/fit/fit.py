@@ -305,12 +305,9 @@ def _residuals(
 
 
 def _fit_steps(
-    prior: _Prior,
-    *,
-    most_evaluations: int = _MOST_EVALUATIONS,
-    at: EngineProfile | None = None,
+    prior: _Prior, *, most_evaluations: int = _MOST_EVALUATIONS, at: EngineProfile | None = None,
     scale: float = 1.0,
-) -> EngineProfile:
+) -> EngineProfile:  # fmt: skip
     """The robust fit. Times to first token count only where they are smooth in the parameters."""
     from scipy.optimize import least_squares  # 0.4 s to load
 

@@ -77,13 +77,10 @@ class Forecast:
         sure = self.uncertainty
         figures = {**self.figures, "capacity_tokens_per_s": sure.capacity_tokens_per_s}
         return {
-            "concurrency": self.load.concurrency,
-            "rate_per_s": self.load.rate_per_s,
-            **more,
-            "load_share": sure.load_share,
-            "withheld": sure.withheld,
+            "concurrency": self.load.concurrency, "rate_per_s": self.load.rate_per_s, **more,
+            "load_share": sure.load_share, "withheld": sure.withheld,
             **{key: None if each is None else each.to_json() for key, each in figures.items()},
-        }
+        }  # fmt: skip
 
 
 def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
@@ -118,16 +115,10 @@ def _figures(
 
 
 def simulated_forecast(
-    setup: MeasuredLevel,
-    profile: EngineProfile,
-    spec: LevelSpec,
-    request: Callable[[int], PlannedRequest],
-    *,
-    total_tokens: int,
-    seed: int,
-    router: Router,
+    setup: MeasuredLevel, profile: EngineProfile, spec: LevelSpec,
+    request: Callable[[int], PlannedRequest], *, total_tokens: int, seed: int, router: Router,
     prefix_caching: bool = False,
-) -> Forecast:
+) -> Forecast:  # fmt: skip
     """The forecast of one level of unequal requests. Raises InputError for what cannot run.
 
     setup           the copies that serve, or both pools
@@ -165,13 +156,9 @@ def simulated_forecast(
 
 
 def pool_of(
-    setup: Setup,
-    workers: int,
-    profile: EngineProfile,
-    total_tokens: int,
-    *,
+    setup: Setup, workers: int, profile: EngineProfile, total_tokens: int, *,
     prompts_alone: bool = False,
-) -> Pool:
+) -> Pool:  # fmt: skip
     """Equal workers of a set-up for requests of at most so many tokens."""
     config = scheduler_config_for(setup, profile, total_tokens, prompts_alone=prompts_alone)
     return Pool(workers, config, planned_model_for(setup, profile), setup.speculation)
@@ -195,12 +182,9 @@ def hit_share(records: Sequence[RequestRecord]) -> Estimate:
 
 
 def _uncertainty(
-    setup: MeasuredLevel,
-    profile: EngineProfile,
-    spec: LevelSpec,
-    lengths: Sequence[tuple[int, int]],
-    prefix_hit: float,
-) -> Uncertainty:
+    setup: MeasuredLevel, profile: EngineProfile, spec: LevelSpec,
+    lengths: Sequence[tuple[int, int]], prefix_hit: float,
+) -> Uncertainty:  # fmt: skip
     """The uncertainty of requests of the mean lengths and cached tokens at the same load."""
     input_tokens = max(1, round(fmean(prompt for prompt, _ in lengths)))
     mean = replace(

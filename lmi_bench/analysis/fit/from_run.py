@@ -199,14 +199,11 @@ def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
     if scheduler.kv_layout not in tuple(KvLayout):
         raise InputError(f"{run.path}: its manifest has a KV layout {scheduler.kv_layout!r}")
     return replace(
-        base,
-        kv_layout=KvLayout(scheduler.kv_layout),
+        base, kv_layout=KvLayout(scheduler.kv_layout),
         max_batch_size=scheduler.max_rolling_batch_size,
         max_prefill_tokens=scheduler.max_rolling_batch_prefill_tokens,
-        chunked_prefill=scheduler.chunked_prefill,
-        block_size=scheduler.block_size,
-        defaults="",
-    )
+        chunked_prefill=scheduler.chunked_prefill, block_size=scheduler.block_size, defaults="",
+    )  # fmt: skip
 
 
 def prior_for(engine: str, cells: Sequence[MeasuredLevel]) -> EngineProfile:
@@ -245,13 +242,9 @@ def calibrated_levels(runs: Sequence[Run]) -> str:
 
 
 def calibrate_on_runs(
-    base: EngineProfile | None,
-    placed: Sequence[PlacedRun],
-    shape: ModelShape,
-    *,
-    dtype: str | None = None,
-    kv_dtype: str | None = None,
-) -> tuple[EngineProfile, tuple["LevelAccuracy", ...]]:
+    base: EngineProfile | None, placed: Sequence[PlacedRun], shape: ModelShape, *,
+    dtype: str | None = None, kv_dtype: str | None = None,
+) -> tuple[EngineProfile, tuple["LevelAccuracy", ...]]:  # fmt: skip
     """The profile fitted to all usable levels of the runs, and its accuracy on them.
 
     base  prior of the fit; None: the prior of the engine that answered
@@ -327,13 +320,9 @@ _LEAST_RESIDUAL = 0.03  # repeated measurements of one engine differ by as much
 
 
 def profile_of_fit(
-    fit: Fit,
-    *,
-    version: str | None = None,
-    fitted_on: str,
-    fitted_date: str,
+    fit: Fit, *, version: str | None = None, fitted_on: str, fitted_date: str,
     keep_levels: bool = False,
-) -> EngineProfile:
+) -> EngineProfile:  # fmt: skip
     """The fitted profile with its uncertainty and provenance.
 
     `log_sd` and `log_correlation` are the posterior's; `notes` name unidentified parameters.
@@ -422,12 +411,8 @@ def setup_of_run(run: Run) -> Setup | None:
             stated = engine.to_json().get("draft_acceptance") or 0.0
             speculation = Speculation(engine.draft_tokens, stated, draft)
         return Setup(
-            find_model(run_model(run)),
-            find_instance(facts.instance),
-            facts.tensor_parallel,
-            facts.dtype,
-            kv_dtype=facts.kv_dtype,
-            speculation=speculation,
-        ).beside(facts.replicas)
+            find_model(run_model(run)), find_instance(facts.instance), facts.tensor_parallel,
+            facts.dtype, kv_dtype=facts.kv_dtype, speculation=speculation,
+        ).beside(facts.replicas)  # fmt: skip
     except LmiBenchError:
         return None

@@ -300,13 +300,9 @@ def _kind(cell: MeasuredLevel) -> tuple[bool, ...]:
 
 
 def _unmeasured_sd(
-    profile: EngineProfile,
-    cell: MeasuredLevel,
-    predicted: cells.CellPrediction,
-    metrics: Sequence[Metric],
-    *,
-    spread: bool,
-) -> list[tuple[float, float]]:
+    profile: EngineProfile, cell: MeasuredLevel, predicted: cells.CellPrediction,
+    metrics: Sequence[Metric], *, spread: bool,
+) -> list[tuple[float, float]]:  # fmt: skip
     """Standard deviations of each figure's logarithm that an unmeasured set-up adds: below, above.
 
     It is not known whether the users of a closed loop are in lock-step, so the interval reaches to

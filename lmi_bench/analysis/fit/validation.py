@@ -107,13 +107,9 @@ def validate(
 
 
 def fitted_rows(
-    rows: Sequence[TableRow],
-    *,
-    calibrate_cells: int = 0,
-    calibrate_on: Sequence[TableRow] | None = None,
-    seed: int = 0,
-    prior: PriorRule = prior_for,
-) -> Iterator[FittedRows]:
+    rows: Sequence[TableRow], *, calibrate_cells: int = 0,
+    calibrate_on: Sequence[TableRow] | None = None, seed: int = 0, prior: PriorRule = prior_for,
+) -> Iterator[FittedRows]:  # fmt: skip
     """The fit of each engine and its rows as it predicts them.
 
     calibrate_cells  number of cells to choose and calibrate on, distributed over the table's
@@ -218,13 +214,9 @@ def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def _known_rows(
-    engine: str,
-    group: Sequence[TableRow],
-    count: int,
-    calibrate_on: Sequence[TableRow] | None,
-    seed: int,
-    prior: PriorRule,
-) -> tuple[list[TableRow], list[str]]:
+    engine: str, group: Sequence[TableRow], count: int, calibrate_on: Sequence[TableRow] | None,
+    seed: int, prior: PriorRule,
+) -> tuple[list[TableRow], list[str]]:  # fmt: skip
     """The rows to calibrate an engine on, and warnings."""
     if calibrate_on is None:
         return choose_rows(engine, group, count, seed, prior), []

@@ -53,16 +53,12 @@ class FourSteps:
     def to_json(self) -> dict[str, Any]:
         machine = self.machine
         return {
-            "accelerator": self.accelerator,
-            "critical_batch": self.critical_batch,
-            "kv_gib_at_critical_batch": self.kv_gib,
-            "devices": self.devices,
+            "accelerator": self.accelerator, "critical_batch": self.critical_batch,
+            "kv_gib_at_critical_batch": self.kv_gib, "devices": self.devices,
             "usd_per_hour_device": self.usd_per_hour_device,
-            "usd_per_hour_per_gb_s": self.usd_per_hour_gb_s,
-            "price_of": machine.instance_type,
-            "estimated": machine.is_estimated,
-            "price_source": machine.price_provenance,
-        }
+            "usd_per_hour_per_gb_s": self.usd_per_hour_gb_s, "price_of": machine.instance_type,
+            "estimated": machine.is_estimated, "price_source": machine.price_provenance,
+        }  # fmt: skip
 
 
 def four_steps(instances: Sequence[Instance], workload: Workload) -> list[FourSteps]:
@@ -96,12 +92,9 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
         batch = bytes_per_weight / FLOP_PER_PARAMETER * (peak / bandwidth)
         kv_bytes = batch * kv_bytes_per_sequence(shape, workload.total_tokens)
         devices = min_devices(
-            shape,
-            memory_bytes=device.memory_bytes,
-            batch=math.ceil(batch),
-            tokens_per_sequence=workload.total_tokens,
-            dtype=workload.dtype,
-        )
+            shape, memory_bytes=device.memory_bytes, batch=math.ceil(batch),
+            tokens_per_sequence=workload.total_tokens, dtype=workload.dtype,
+        )  # fmt: skip
     price = _device_price(instance)
     priced = math.isfinite(price)
     return FourSteps(

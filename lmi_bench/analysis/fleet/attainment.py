@@ -41,12 +41,9 @@ _MOST_REPLICAS = 4
 
 
 def attainment(
-    records: Sequence[RequestRecord] | Columns,
-    slos: Sequence[Slo],
-    *,
-    open_loop: bool,
+    records: Sequence[RequestRecord] | Columns, slos: Sequence[Slo], *, open_loop: bool,
     routing: str = "",
-) -> Attainment:
+) -> Attainment:  # fmt: skip
     """Joint attainment and worst windows of the settled records of a level."""
     if not records:
         return Attainment(reason="no request was simulated", routing=routing)

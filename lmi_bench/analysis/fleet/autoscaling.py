@@ -173,14 +173,9 @@ class Played:
 
 
 def play(
-    arrivals_s: NDArray[np.float64],
-    fleet: Fleet,
-    router: Router,
-    *,
-    machines: int,
-    policy: Policy | None = None,
-    seed: int = 0,
-) -> Played:
+    arrivals_s: NDArray[np.float64], fleet: Fleet, router: Router, *, machines: int,
+    policy: Policy | None = None, seed: int = 0,
+) -> Played:  # fmt: skip
     """Serve requests, in order of arrival, from so many machines on; policy None: they stay."""
     draw = np.random.default_rng(seed)
     number = len(arrivals_s)

@@ -152,13 +152,10 @@ def _waiting(request: RecommendRequest, copy: CopyCapacity, users: float) -> flo
 def set_up(layout: Layout, workload: Workload) -> MeasuredLevel:
     """One copy and one of its requests. workload: as the layout's setting serves it."""
     return MeasuredLevel(
-        layout.setup(workload),
-        input_tokens=workload.input_tokens,
-        output_tokens=workload.output_tokens,
-        load=Load(1),
-        num_requests=1,
+        layout.setup(workload), input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens, load=Load(1), num_requests=1,
         cached_tokens=min(workload.cached_tokens, workload.input_tokens - 1),
-    )
+    )  # fmt: skip
 
 
 def build_candidate(

@@ -193,13 +193,10 @@ def play_day(
     if not arrived:
         raise InputError(f"the load's peaks are shorter than a step of {step_s:g} s")
     return DayResult(
-        slo_share=good / arrived,
-        machine_hours=sum(history) * step_s / SECONDS_PER_HOUR,
-        peak_machines=max(history),
-        launches=launches,
-        worst_wait_s=worst_wait_s,
+        slo_share=good / arrived, machine_hours=sum(history) * step_s / SECONDS_PER_HOUR,
+        peak_machines=max(history), launches=launches, worst_wait_s=worst_wait_s,
         paid=tuple(history),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

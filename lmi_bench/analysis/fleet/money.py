@@ -252,16 +252,9 @@ def usd_per_month(fleet_usd_per_hour: float | None) -> float | None:
 
 
 def blended_as_published(
-    *,
-    price_usd_per_hour: float | None,
-    concurrency: float,
-    itl_p50_s: float,
-    input_tokens: int,
-    output_tokens: int,
-    slots: int,
-    ratio: float = 3.0,
-    discount: float = 0.0,
-) -> tuple[float | None, str | None]:
+    *, price_usd_per_hour: float | None, concurrency: float, itl_p50_s: float, input_tokens: int,
+    output_tokens: int, slots: int, ratio: float = 3.0, discount: float = 0.0,
+) -> tuple[float | None, str | None]:  # fmt: skip
     """The blended price of the optimization-toolkit post, or None; and what to know of it.
 
     blended = (1 - discount) * price / (throughput * 3600 / 1e6) / (ratio + 1)
@@ -335,14 +328,9 @@ class Cost(JsonValue):
 
 
 def fleet_cost(
-    layout: Layout,
-    purchase: Purchase,
-    availability: Availability,
-    *,
-    needed: int,
-    machines: int,
+    layout: Layout, purchase: Purchase, availability: Availability, *, needed: int, machines: int,
     capacity_tokens_per_s: float,
-) -> Cost:
+) -> Cost:  # fmt: skip
     """The cost of `machines`, of which `needed` carry the load."""
     instance = layout.instance
     discount = purchase.discount_for(instance)

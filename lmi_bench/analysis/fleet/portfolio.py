@@ -119,12 +119,9 @@ def member_of(name: str, request: RecommendRequest) -> Member:
 
 
 def share_machines(
-    members: Sequence[Member],
-    instances: Sequence[Instance],
-    *,
-    purchase: Purchase,
+    members: Sequence[Member], instances: Sequence[Instance], *, purchase: Purchase,
     availability: Availability,
-) -> Portfolio:
+) -> Portfolio:  # fmt: skip
     """The cheapest division of the models into groups that share machines.
 
     Raises InputError for too many models, or a model that no machine with a price can serve.

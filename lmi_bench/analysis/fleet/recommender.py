@@ -52,12 +52,9 @@ def no_progress(text: str, share: float) -> None:
 
 
 def recommend(
-    request: RecommendRequest,
-    *,
-    progress: Progress = no_progress,
-    prepared: Prepared | None = None,
-    intervals: bool = True,
-) -> Recommendation:
+    request: RecommendRequest, *, progress: Progress = no_progress,
+    prepared: Prepared | None = None, intervals: bool = True,
+) -> Recommendation:  # fmt: skip
     """The recommendation for a request; raises InputError.
 
     progress   called with the present step and the share that is done
@@ -97,15 +94,12 @@ def recommend(
     progress("done", 1.0)
     chosen = fleet_of(met[0], fleets) if met else None
     return Recommendation(
-        recommended=met[0] if met else None,
-        nearest=nearest,
-        candidates=tuple(met),
-        rejected=(*out, *too_weak),
-        question=_question(request),
+        recommended=met[0] if met else None, nearest=nearest, candidates=tuple(met),
+        rejected=(*out, *too_weak), question=_question(request),
         warnings=tuple(_warnings(request, met, nearest)),
         measure_next=tuple(ranking.decisive_measurements(request, layouts, chosen)),
         missed=missed if nearest is not None else None,
-    )
+    )  # fmt: skip
 
 
 def _add_attainment(met: list[Candidate], fleets: Sequence[Fleet], look: LongSimulation) -> None:

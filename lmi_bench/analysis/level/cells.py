@@ -209,13 +209,10 @@ def _pooled(profile: EngineProfile, cell: MeasuredLevel, slower: float) -> CellP
         e2e_s = point.e2e_s(output)
         wall_s = number / min(cell.rate_per_s, point.rate_per_s) + e2e_s
     return CellPrediction(
-        throughput_tokens_per_s=number * output / wall_s,
-        latency_p90_s_per_token=e2e_s / output,
-        latency_mean_s_per_token=e2e_s / output,
-        ttft_mean_s=point.ttft_s,
-        tpot_mean_s=point.tpot_s,
+        throughput_tokens_per_s=number * output / wall_s, latency_p90_s_per_token=e2e_s / output,
+        latency_mean_s_per_token=e2e_s / output, ttft_mean_s=point.ttft_s, tpot_mean_s=point.tpot_s,
         peak_sequences=pools.decode.slots,
-    )
+    )  # fmt: skip
 
 
 def can_run(profile: EngineProfile, cell: MeasuredLevel) -> bool:
@@ -300,25 +297,18 @@ def _open_loop(
 
 
 def _followed(
-    profile: EngineProfile,
-    cell: MeasuredLevel,
-    model: PricedSteps,
-    load: Sequence[float] | NDArray[np.float64] | int,
-    number: int,
-    slower: float = 1.0,
-) -> _Answers:
+    profile: EngineProfile, cell: MeasuredLevel, model: PricedSteps,
+    load: Sequence[float] | NDArray[np.float64] | int, number: int, slower: float = 1.0,
+) -> _Answers:  # fmt: skip
     """One copy under times of sending or users, event by event."""
     spread = cell.length_spread
     drawn = np.random.default_rng(_SEED + 2).uniform(1 - spread, 1 + spread, size=number)
     outputs = np.maximum(1, np.round(drawn * cell.output_tokens)).astype(int).tolist()
     run = follow(
-        model,
-        _scheduler(profile, cell),
-        load,
+        model, _scheduler(profile, cell), load,
         [(cell.input_tokens, output, cell.cached_tokens) for output in outputs],
-        overhead_s=profile.parameters.request_overhead_s,
-        slower=slower,
-    )
+        overhead_s=profile.parameters.request_overhead_s, slower=slower,
+    )  # fmt: skip
     at_start = np.arange(number) < (load if isinstance(load, int) else 0)
     tokens = np.array(outputs, dtype=np.float64)
     return _Answers(np.ones(number), run.ttft_s, run.e2e_s, tokens, at_start, run.wall_s)

@@ -374,14 +374,10 @@ def slots_of(config: SchedulerConfig, input_tokens: int, output_tokens: int) -> 
 
 
 def split_layouts(
-    instances: Iterable[Instance],
-    workload: Workload,
-    profile: EngineProfile,
-    *,
-    degrees: Sequence[int] | None,
-    open_loop: bool,
+    instances: Iterable[Instance], workload: Workload, profile: EngineProfile, *,
+    degrees: Sequence[int] | None, open_loop: bool,
     settings: Sequence[EngineSetting] = (AS_STATED,),
-) -> tuple[list[tuple[Layout, CopyPlan]], list[Rejection]]:
+) -> tuple[list[tuple[Layout, CopyPlan]], list[Rejection]]:  # fmt: skip
     """Layouts that can run, each with its plan, and the others with their reasons.
 
     Raises InputError for a model or a number format that the engine does not load.

@@ -34,18 +34,10 @@ _TOKEN_ID = 0  # id of every generated token; simulated requests have no stop to
 
 
 def simulate_level(
-    spec: LevelSpec,
-    requests: Requests,
-    scheduler_config: SchedulerConfig,
-    step_time: StepTime,
-    *,
-    seed: int = 0,
-    spacing_s: float = 0.0,
-    replicas: int = 1,
-    router: Router | None = None,
-    speculation: Speculation | None = None,
-    overhead_s: float = 0.0,
-) -> LevelRun:
+    spec: LevelSpec, requests: Requests, scheduler_config: SchedulerConfig, step_time: StepTime, *,
+    seed: int = 0, spacing_s: float = 0.0, replicas: int = 1, router: Router | None = None,
+    speculation: Speculation | None = None, overhead_s: float = 0.0,
+) -> LevelRun:  # fmt: skip
     """Run one level in predicted time; no answer is too slow for its user.
 
     requests         the request of a number: its lengths, and for prefix caching its token ids

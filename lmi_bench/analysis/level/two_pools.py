@@ -151,16 +151,9 @@ class _Received:
 
 
 def simulate_pools(
-    spec: LevelSpec,
-    requests: simulator.Requests,
-    prefill: simulator.Pool,
-    decode: simulator.Pool,
-    transfer_s: Callable[[int], float],
-    *,
-    seed: int = 0,
-    overhead_s: float = 0.0,
-    links: int = 1,
-) -> LevelRun:
+    spec: LevelSpec, requests: simulator.Requests, prefill: simulator.Pool, decode: simulator.Pool,
+    transfer_s: Callable[[int], float], *, seed: int = 0, overhead_s: float = 0.0, links: int = 1,
+) -> LevelRun:  # fmt: skip
     """Run one level in predicted time.
 
     transfer_s  seconds in which the cache of a prompt of so many tokens moves

@@ -83,14 +83,9 @@ _VERSION = re.compile(r"\bv?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def prior_of_engine(
-    engine: str,
-    *,
-    models: Collection[str],
-    accelerators: Collection[str],
-    open_loop: bool,
-    few_bits: bool = False,
-    marks: Collection[str] = (),
-) -> EngineProfile:
+    engine: str, *, models: Collection[str], accelerators: Collection[str], open_loop: bool,
+    few_bits: bool = False, marks: Collection[str] = (),
+) -> EngineProfile:  # fmt: skip
     """The profile to start a fit of that engine from.
 
     engine  name in a table, with its version if known; empty for the endpoints of 2023. The

@@ -352,11 +352,7 @@ def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofl
     bits = memory.weight_format(setup.dtype).bits  # that every format has for experts
     expert_bytes = memory.expert_params(shape) * bits / memory.BITS_PER_BYTE
     return Roofline(
-        peak,
-        bandwidth,
-        weight_bytes / devices,
-        context * kv_bytes_of(setup, context),
-        FLOP_PER_PARAMETER * shape.params_active / devices,
-        expert_bytes / weight_bytes,
+        peak, bandwidth, weight_bytes / devices, context * kv_bytes_of(setup, context),
+        FLOP_PER_PARAMETER * shape.params_active / devices, expert_bytes / weight_bytes,
         1 - shape.experts_per_token / shape.experts if expert_bytes else 0.0,
-    )
+    )  # fmt: skip

@@ -189,12 +189,9 @@ def has_graphs(profile: EngineProfile) -> bool:
 
 
 def settings_of(
-    axes: Mapping[str, Iterable[Any]],
-    *,
-    dtype: str,
-    profile: EngineProfile,
+    axes: Mapping[str, Iterable[Any]], *, dtype: str, profile: EngineProfile,
     shape: ModelShape | None = None,
-) -> tuple[EngineSetting, ...]:
+) -> tuple[EngineSetting, ...]:  # fmt: skip
     """Every combination once; a value equal to the workload's or the profile's becomes None.
 
     axes   values to choose from, by the field of `EngineSetting`; without any: as it is
@@ -205,14 +202,10 @@ def settings_of(
     Raises InputError for more than MOST_SETTINGS combinations or an impossible value.
     """
     applies: dict[str, Any] = {
-        "dtype": weight_format(dtype).name,
-        "memory_share": profile.memory_share,
-        "cuda_graphs": has_graphs(profile),
-        "expert_parallel": False,
-        "dp_attention": False,
-        "pipeline": 1,
-        "hosts": 1,
-    }
+        "dtype": weight_format(dtype).name, "memory_share": profile.memory_share,
+        "cuda_graphs": has_graphs(profile), "expert_parallel": False, "dp_attention": False,
+        "pipeline": 1, "hosts": 1,
+    }  # fmt: skip
     if profile.defaults == "":  # else a device may have less than the profile says
         applies |= {name: getattr(profile, name) for name in _OF_A_PROFILE}
     usual = kv_bytes_per_value(dtype)  # that engines choose with such weights

@@ -14,12 +14,9 @@ from lmi_bench.core.load import Load
 from lmi_bench.models.shape import ModelShape
 
 Metric = Literal[
-    "throughput_tokens_per_s",
-    "latency_p90_s_per_token",
-    "latency_mean_s_per_token",
-    "ttft_mean_s",
+    "throughput_tokens_per_s", "latency_p90_s_per_token", "latency_mean_s_per_token", "ttft_mean_s",
     "tpot_mean_s",
-]
+]  # fmt: skip
 MEASURED: tuple[Metric, ...] = get_args(Metric)
 
 LENGTH_SPREAD = 0.1
@@ -131,17 +128,11 @@ def marks_of(cells: Iterable[MeasuredLevel]) -> frozenset[str]:
     marks = set()
     for cell in cells:
         load = (
-            cell.setup.shape.name,
-            cell.setup.instance.accelerator.name,
-            cell.setup.tensor_parallel,
+            cell.setup.shape.name, cell.setup.instance.accelerator.name, cell.setup.tensor_parallel,
             *filter(None, [cell.setup.parallelism.label]),
-            *([] if cell.prefill is None else [f"{cell.prefill.workers} prefill"]),
-            cell.replicas,
-            cell.input_tokens,
-            cell.output_tokens,
-            cell.concurrency,
-            cell.rate_per_s,
-        )
+            *([] if cell.prefill is None else [f"{cell.prefill.workers} prefill"]), cell.replicas,
+            cell.input_tokens, cell.output_tokens, cell.concurrency, cell.rate_per_s,
+        )  # fmt: skip
         for metric in MEASURED:
             value: float | None = getattr(cell, metric)
             if value is not None:

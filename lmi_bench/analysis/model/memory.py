@@ -205,12 +205,9 @@ def kv_bytes_per_token(
 
 
 def kv_bytes_per_sequence(
-    shape: ModelShape,
-    context_tokens: float,
-    *,
-    bytes_per_value: float = KV_BYTES_PER_VALUE,
+    shape: ModelShape, context_tokens: float, *, bytes_per_value: float = KV_BYTES_PER_VALUE,
     tensor_parallel: int = 1,
-) -> float:
+) -> float:  # fmt: skip
     """Bytes of a sequence of `context_tokens` on each rank, with its constant state.
 
     Llama 2 7B at 4096 tokens in FP16: 0.5 MiB * 4096 = 2 GiB.
@@ -222,14 +219,9 @@ def kv_bytes_per_sequence(
 
 
 def min_devices(
-    shape: ModelShape,
-    *,
-    memory_bytes: float,
-    batch: int,
-    tokens_per_sequence: float,
-    dtype: str = "float16",
-    most: int = 64,
-) -> int | None:
+    shape: ModelShape, *, memory_bytes: float, batch: int, tokens_per_sequence: float,
+    dtype: str = "float16", most: int = 64,
+) -> int | None:  # fmt: skip
     """Fewest devices that fit the weights and the cache of `batch` sequences; None beyond `most`.
 
     Only degrees that divide the heads count.

@@ -241,17 +241,10 @@ def next_token_layer(shape: ModelShape) -> ModelShape:
     active = min(per_layer, (shape.params_active - tables) // shape.num_layers) + joins
     per_layer += joins
     return replace(
-        shape,
-        name=f"{shape.name} (next tokens)",
-        num_layers=1,
-        full_attention_layers=None,
-        cacheless_layers=0,
-        state_bytes=0,
-        sparse_layers=min(1, shape.sparse_layers),
-        encoder_params=0,
-        params_total=per_layer + tables,
-        params_active=active + tables,
-    )
+        shape, name=f"{shape.name} (next tokens)", num_layers=1, full_attention_layers=None,
+        cacheless_layers=0, state_bytes=0, sparse_layers=min(1, shape.sparse_layers),
+        encoder_params=0, params_total=per_layer + tables, params_active=active + tables,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

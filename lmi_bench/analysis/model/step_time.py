@@ -163,15 +163,9 @@ def step_sum(costs: StepCosts, larger: Larger[Amount]) -> Counted[Amount]:
     share_s = 0.0 if split is None else costs.products.token_s * split.attention_share
 
     def seconds(
-        rows: Amount,
-        context: Amount,
-        prompts: Amount,
-        tokens: Amount,
-        pairs: Amount,
-        cached: Amount,
-        drafted: Amount,
-        each: float,
-    ) -> Seconds[Amount]:
+        rows: Amount, context: Amount, prompts: Amount, tokens: Amount, pairs: Amount,
+        cached: Amount, drafted: Amount, each: float,
+    ) -> Seconds[Amount]:  # fmt: skip
         sequences = rows
         if split is not None and split.stages > 1:
             part = _stage_part(split.stages, rows, larger)

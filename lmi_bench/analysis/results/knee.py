@@ -51,13 +51,10 @@ _Found = tuple[_Rule, int | None, str]
 
 
 def find_knees(
-    levels: Sequence[Level],
-    *,
-    records: Sequence[Sequence[RequestRecord]] | None = None,
-    facts: KneeFacts | None = None,
-    latency_limit_ms: float = DEFAULT_LATENCY_LIMIT_MS,
+    levels: Sequence[Level], *, records: Sequence[Sequence[RequestRecord]] | None = None,
+    facts: KneeFacts | None = None, latency_limit_ms: float = DEFAULT_LATENCY_LIMIT_MS,
     seed: int = 0,
-) -> list[Knee]:
+) -> list[Knee]:  # fmt: skip
     """The knee of a sweep by each rule, in the order of KNEE_RULES; one is recommended if any is.
 
     records  one sequence of records a level, in the same order, for the bootstrap

@@ -50,14 +50,11 @@ def ttft_split(run: LevelRun, columns: Columns) -> TtftSplit | None:
     late_s = (columns.sent_s - columns.due_s)[rows] if run.spec.load.is_open else np.zeros(1)
     return TtftSplit(
         client_ms=float(late_s.mean()) * MS_PER_S,
-        network_ms=float(ttft_s.mean()) * MS_PER_S - server_ms,
-        queue_ms=queue_ms,
+        network_ms=float(ttft_s.mean()) * MS_PER_S - server_ms, queue_ms=queue_ms,
         prefill_ms=prefill_ms,
         other_ms=round(server_ms - queue_ms - prefill_ms, 6) + 0.0 if known else None,
-        bound_ms=run.check.ttft_error_bound_ms,
-        requests=ttft_s.size,
-        source=source,
-    )
+        bound_ms=run.check.ttft_error_bound_ms, requests=ttft_s.size, source=source,
+    )  # fmt: skip
 
 
 def _of_answers(run: LevelRun, rows: list[int]) -> _Server | None:

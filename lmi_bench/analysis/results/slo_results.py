@@ -101,12 +101,9 @@ def check_slo(line: Level, slo: Slo) -> SloResult:
 
 
 def request_values_ms(
-    records: Sequence[RequestRecord],
-    metric: str,
-    *,
-    open_loop: bool,
+    records: Sequence[RequestRecord], metric: str, *, open_loop: bool,
     failures: FailureRule = "exclude",
-) -> list[FloatArray]:
+) -> list[FloatArray]:  # fmt: skip
     """The values that each request adds to a metric's sample, in order, an array of ms a request.
 
     Requests without the metric (a TPOT of one token) are left out. Under `infinite` a failed

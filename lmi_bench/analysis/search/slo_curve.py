@@ -230,13 +230,10 @@ def trial(line: Level, full_requests: int | None) -> Trial:
     if judgement.sure and log_ratio > 0:  # next to a jump the value is uncertain, the miss is not
         noise = min(noise, log_ratio / _SURE_DEVIATIONS)
     return Trial(
-        load=line.load.value,
-        judgement=judgement,
-        log_ratio=log_ratio,
-        noise=noise,
+        load=line.load.value, judgement=judgement, log_ratio=log_ratio, noise=noise,
         requests=requests,
         full=full_requests is None or planned is None or planned >= full_requests,
-    )
+    )  # fmt: skip
 
 
 def by_load(tried: Sequence[Trial]) -> list[Trial]:

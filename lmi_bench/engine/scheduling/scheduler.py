@@ -99,13 +99,9 @@ class Scheduler:
         return () if seq is None else tuple(seq.block_ids)
 
     def add(
-        self,
-        seq_id: int,
-        prompt_token_ids: abc.Sequence[int],
-        sampling: SamplingParams,
-        arrival_s: float,
-        client: str | None = None,
-    ) -> Sequence:
+        self, seq_id: int, prompt_token_ids: abc.Sequence[int], sampling: SamplingParams,
+        arrival_s: float, client: str | None = None,
+    ) -> Sequence:  # fmt: skip
         """Queue a request that arrived at `arrival_s`. The prompt is kept, not copied. Clients
         take turns; those without one are first come, first served.
 

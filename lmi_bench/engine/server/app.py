@@ -78,21 +78,12 @@ class Listening:
 
 
 def build_app(
-    engine: ServingEngine,
-    codec: Codec,
-    *,
-    model_name: str,
-    max_model_len: int,
-    vocab_size: int | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
-    signature_check: SignatureCheck | None = None,
-    replies: Replies = USUAL_REPLIES,
-    chat_template: ChatTemplate | None = None,
-    unary_timeout_s: float = UNARY_TIMEOUT_S,
-    overhead_s: float = 0.0,
-    api_key: str | None = None,
-    fair_by: str | None = None,
-) -> web.Application:
+    engine: ServingEngine, codec: Codec, *, model_name: str, max_model_len: int,
+    vocab_size: int | None = None, max_body_bytes: int = MAX_BODY_BYTES,
+    signature_check: SignatureCheck | None = None, replies: Replies = USUAL_REPLIES,
+    chat_template: ChatTemplate | None = None, unary_timeout_s: float = UNARY_TIMEOUT_S,
+    overhead_s: float = 0.0, api_key: str | None = None, fair_by: str | None = None,
+) -> web.Application:  # fmt: skip
     """All routes over a running engine, whose context the caller enters and exits.
 
     vocab_size       the model's; None: the codec's
@@ -231,13 +222,9 @@ def _close_silent(protocol: Any, silent: dict[Any, asyncio.TimerHandle]) -> None
 
 
 async def serve(
-    app: web.Application,
-    host: str = LOOPBACK,
-    port: int = 8080,
-    *,
-    on_ready: Callable[[Listening], None],
-    engine: ServingEngine,
-) -> None:
+    app: web.Application, host: str = LOOPBACK, port: int = 8080, *,
+    on_ready: Callable[[Listening], None], engine: ServingEngine,
+) -> None:  # fmt: skip
     """Serve until SIGTERM or SIGINT, then finish running requests; a second signal stops at once.
 
     on_ready  called once, when the server accepts requests

@@ -251,14 +251,10 @@ class OpenAiRoutes:
         state, name = self.state, request.match_info.get("model")
         self._check_model(name)
         model = {
-            "id": state.model_name,
-            "object": "model",
-            "created": state.created,
-            "owned_by": "lmi-bench",
-            "root": state.model_name,
-            "parent": None,
+            "id": state.model_name, "object": "model", "created": state.created,
+            "owned_by": "lmi-bench", "root": state.model_name, "parent": None,
             "max_model_len": state.max_model_len,
-        }
+        }  # fmt: skip
         return json_response(model if name else {"object": "list", "data": [model]})
 
     async def version(self, request: web.Request) -> web.Response:

@@ -125,13 +125,9 @@ class ServerState:
     _names_logged: set[str] = field(default_factory=set)
 
     async def encode(
-        self,
-        text: str,
-        truncate: int | None = None,
-        *,
-        add_special_tokens: bool = True,
+        self, text: str, truncate: int | None = None, *, add_special_tokens: bool = True,
         limited: bool = True,
-    ) -> list[int]:
+    ) -> list[int]:  # fmt: skip
         """The prompt's token ids, only the last `truncate` if given; a long text is encoded in a
         thread.
 

@@ -116,14 +116,10 @@ class TorchExecutor(RanksExecutor[RankWorker]):
 
     @classmethod
     def load(
-        cls,
-        folder: Path,
-        settings: LoadSettings = DEFAULT_LOAD,
-        *,
-        beside: "TorchExecutor | None" = None,
-        progress: Progress | None = None,
+        cls, folder: Path, settings: LoadSettings = DEFAULT_LOAD, *,
+        beside: "TorchExecutor | None" = None, progress: Progress | None = None,
         tell: Tell | None = None,
-    ) -> "TorchExecutor":
+    ) -> "TorchExecutor":  # fmt: skip
         """Load a Hugging Face folder (config.json and safetensors) and allocate its cache.
 
         beside    executor whose thread is shared, and ended by its close: two thread pools would
@@ -154,15 +150,10 @@ class ParallelExecutor(RanksExecutor[RankGroup]):
 
     @classmethod
     def load(
-        cls,
-        folder: Path,
-        settings: LoadSettings = DEFAULT_LOAD,
-        *,
-        tensor_parallel: int,
-        progress: Progress | None = None,
-        transport: collectives.Transport | None = None,
+        cls, folder: Path, settings: LoadSettings = DEFAULT_LOAD, *, tensor_parallel: int,
+        progress: Progress | None = None, transport: collectives.Transport | None = None,
         tell: Tell | None = None,
-    ) -> "ParallelExecutor":
+    ) -> "ParallelExecutor":  # fmt: skip
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.
 
         transport  None: shared memory on a CPU, NCCL between GPUs
@@ -259,13 +250,9 @@ def finished(worker: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
 
 
 def load_model(
-    ranks: RankWorker | RankGroup,
-    source: ModelSource,
-    settings: LoadSettings,
-    *,
-    progress: Progress | None = None,
-    tell: Tell | None = None,
-) -> ModelNumbers:
+    ranks: RankWorker | RankGroup, source: ModelSource, settings: LoadSettings, *,
+    progress: Progress | None = None, tell: Tell | None = None,
+) -> ModelNumbers:  # fmt: skip
     """Load the weights on all ranks and allocate the cache; returns the numbers of all together."""
     parameters = source.shape.params_total
     precision = ranks.ask_first(

@@ -96,15 +96,10 @@ class RankCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        spec: DecoderSpec,
-        collectives: Collectives,
-        progress: Progress | None = None,
-        *,
-        beside: Path | None = None,
+        self, folder: Path, spec: DecoderSpec, collectives: Collectives,
+        progress: Progress | None = None, *, beside: Path | None = None,
         heads: RankHeads | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """spec  the whole model's; heads: this rank's, if a strategy deals them out"""
         super().__init__(folder, progress, beside=beside, spec=spec)
         rank, degree = collectives.rank, collectives.degree
@@ -219,15 +214,9 @@ class WeightLoader:
         return stored.to(self.precision.compute)
 
     def linear(
-        self,
-        names: tuple[str, ...],
-        rows: tuple[int, ...],
-        columns: int,
-        *,
-        bias: bool = False,
-        arrange: Callable[[Tensor], Tensor] | None = None,
-        summed: bool | None = None,
-    ) -> Linear:
+        self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, *, bias: bool = False,
+        arrange: Callable[[Tensor], Tensor] | None = None, summed: bool | None = None,
+    ) -> Linear:  # fmt: skip
         """Projections of the same input as one matrix.
 
         rows     outputs of each; columns: inputs of all

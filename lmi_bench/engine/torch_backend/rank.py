@@ -288,14 +288,9 @@ class RankGroup:
     """`degree` connected rank processes."""
 
     def __init__(
-        self,
-        degree: int,
-        transport: Transport,
-        *,
-        threads: int,
-        first_device: int = 0,
+        self, degree: int, transport: Transport, *, threads: int, first_device: int = 0,
         groups: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start the processes and connect them.
 
         threads       threads per process

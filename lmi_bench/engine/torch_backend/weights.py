@@ -92,13 +92,9 @@ class Checkpoint:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        progress: Progress | None = None,
-        *,
-        beside: Path | None = None,
+        self, folder: Path, progress: Progress | None = None, *, beside: Path | None = None,
         spec: DecoderSpec | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """beside  a file whose tensors replace or extend the folder's
 
         spec  of the model, whose tensors may be stored in another form; None: as stored

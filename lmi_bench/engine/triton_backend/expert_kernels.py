@@ -29,21 +29,10 @@ def list_pairs_kernel(chosen_ptr, listed_ptr, counts_ptr, pairs, BLOCK: tl.const
 
 @triton.jit
 def expert_product_kernel(
-    x_ptr,
-    weight_ptr,
-    factors_ptr,
-    listed_ptr,
-    counts_ptr,
-    out_ptr,
-    pairs,
-    outputs,
-    inputs,
-    PAIRS_A_ROW: tl.constexpr,
-    GATED: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-):
+    x_ptr, weight_ptr, factors_ptr, listed_ptr, counts_ptr, out_ptr, pairs, outputs, inputs,
+    PAIRS_A_ROW: tl.constexpr, GATED: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+):  # fmt: skip
     """One program per (expert, block of outputs): the products of the expert's pairs.
 
     Gated: out = silu(x @ gate.T) * (x @ up.T), with up's rows behind gate's; else out =

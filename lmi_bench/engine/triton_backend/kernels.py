@@ -14,15 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def add_rms_norm_kernel(
-    x_ptr,
-    delta_ptr,
-    weight_ptr,
-    normed_ptr,
-    features,
-    eps,
-    HAS_DELTA: tl.constexpr,
+    x_ptr, delta_ptr, weight_ptr, normed_ptr, features, eps, HAS_DELTA: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """One program per row: x += delta, if given; normed = rms_norm(x) * weight."""
     row = tl.program_id(0).to(tl.int64)  # offsets of a long prompt exceed 32 bits
     columns = tl.arange(0, BLOCK)
@@ -40,21 +34,10 @@ def add_rms_norm_kernel(
 
 @triton.jit
 def turn_and_store_kernel(
-    qkv_ptr,
-    norm_ptr,
-    cos_ptr,
-    sin_ptr,
-    slots_ptr,
-    turned_ptr,
-    keys_ptr,
-    values_ptr,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    qkv_ptr, norm_ptr, cos_ptr, sin_ptr, slots_ptr, turned_ptr, keys_ptr, values_ptr, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """One program per (row, head): normalise queries and keys, if asked, and rotate them; store
     keys and values into the cache.
 
@@ -101,27 +84,11 @@ def turn_and_store_kernel(
 
 @triton.jit
 def paged_attention_kernel(
-    q_ptr,
-    keys_ptr,
-    values_ptr,
-    tables_ptr,
-    positions_ptr,
-    sums_ptr,
-    tops_ptr,
-    weights_ptr,
-    q_stride,
-    pages,
-    window,
-    scale,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, sums_ptr, tops_ptr, weights_ptr,
+    q_stride, pages, window, scale, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """One program per (row, KV head, split): attention over its share of the row's tokens, with a
     running maximum. A key is read once for all query heads of its group.
 
@@ -185,16 +152,9 @@ def paged_attention_kernel(
 
 @triton.jit
 def join_splits_kernel(
-    sums_ptr,
-    tops_ptr,
-    weights_ptr,
-    out_ptr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    sums_ptr, tops_ptr, weights_ptr, out_ptr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """One program per (row, head): rescale the splits' sums to one maximum, add, normalise."""
     row, head = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV_HEADS

@@ -33,13 +33,9 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
 
 
 def turn_and_store(
-    qkv: Tensor,
-    norm: tuple[Tensor, float] | None,
-    turn: tuple[Tensor, Tensor],
-    slots: Tensor,
-    pages: tuple[Tensor, Tensor],
-    num_heads: int,
-) -> Tensor:
+    qkv: Tensor, norm: tuple[Tensor, float] | None, turn: tuple[Tensor, Tensor], slots: Tensor,
+    pages: tuple[Tensor, Tensor], num_heads: int,
+) -> Tensor:  # fmt: skip
     """Normalise and rotate queries and keys, and store keys and values into their pages.
 
     qkv    shape (rows, (heads + 2 * kv_heads) * head_dim)
@@ -67,14 +63,9 @@ def splits_for(rows: int, kv_heads: int, pages: int) -> int:
 
 
 def paged_attention(
-    q: Tensor,
-    pages: tuple[Tensor, Tensor],
-    block_tables: Tensor,
-    positions: Tensor,
-    *,
-    window: int | None,
-    splits: int,
-) -> Tensor:
+    q: Tensor, pages: tuple[Tensor, Tensor], block_tables: Tensor, positions: Tensor, *,
+    window: int | None, splits: int,
+) -> Tensor:  # fmt: skip
     """Attention of each row over its own context, through its block table: (rows, heads *
     head_dim).
 

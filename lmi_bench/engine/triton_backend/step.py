@@ -77,14 +77,9 @@ class TritonStep:
         return _OtherSteps(self, eager)
 
     def logits(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        contexts: Tensor,
-        slots: Tensor,
-        attend: Attend,
+        self, token_ids: Tensor, positions: Tensor, contexts: Tensor, slots: Tensor, attend: Attend,
         sampled_rows: Tensor | slice = slice(None),
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """As `Decoder.logits`, with an `attend` whose keys and values are in the cache."""
         cos, sin = (part[:, 0] for part in self._model.rotary.at(positions, contexts))
         model, cache = self._model, self._cache

@@ -80,14 +80,10 @@ def missing(reason: str = NOT_IN_FILE) -> Statistics:
 
 
 def summary_level(
-    load: Load,
-    *,
-    tool: str,
-    numbers: Mapping[str, float | None],
-    latencies: Mapping[str, Statistics],
-    errors_by_kind: Mapping[str, int] | None = None,
+    load: Load, *, tool: str, numbers: Mapping[str, float | None],
+    latencies: Mapping[str, Statistics], errors_by_kind: Mapping[str, int] | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> Level:
+) -> Level:  # fmt: skip
     """A level from another tool's summary; `extra` keeps values that our levels have no field for.
 
     numbers  fields of the level by their names, as far as the file has them
@@ -125,13 +121,9 @@ def summary_level(
 
 
 def record_level(
-    load: Load,
-    records: Sequence[RequestRecord],
-    *,
-    tool: str,
-    missing_metrics: Mapping[str, str] | None = None,
-    extra: Mapping[str, Any] | None = None,
-) -> ImportedLevel:
+    load: Load, records: Sequence[RequestRecord], *, tool: str,
+    missing_metrics: Mapping[str, str] | None = None, extra: Mapping[str, Any] | None = None,
+) -> ImportedLevel:  # fmt: skip
     """A level from another tool's requests, summarised like our own.
 
     records          times in seconds since any common start
@@ -154,15 +146,9 @@ def record_level(
 
 
 def request_record(
-    number: int,
-    sent_s: float,
-    *,
-    times_s: Sequence[float] = (),
-    ttft_s: float | None = None,
-    ended_s: float | None = None,
-    tokens: tuple[int, int] = (0, 0),
-    error: str = "",
-) -> RequestRecord:
+    number: int, sent_s: float, *, times_s: Sequence[float] = (), ttft_s: float | None = None,
+    ended_s: float | None = None, tokens: tuple[int, int] = (0, 0), error: str = "",
+) -> RequestRecord:  # fmt: skip
     """A request by the times of its tokens, or of its first and last token only.
 
     ended_s  needed without `times_s`, unless the request failed

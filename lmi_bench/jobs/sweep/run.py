@@ -157,13 +157,9 @@ def read_options(settings: SweepSettings) -> SweepOptions:
 
 
 def sweep_scenario(
-    scenario: Scenario,
-    options: SweepOptions = DEFAULT_OPTIONS,
-    listener: Listener = SILENT,
-    *,
-    out: Path | None,
-    resume: bool = False,
-) -> SweepResult:
+    scenario: Scenario, options: SweepOptions = DEFAULT_OPTIONS, listener: Listener = SILENT, *,
+    out: Path | None, resume: bool = False,
+) -> SweepResult:  # fmt: skip
     """Run one scenario into a run folder; raises InputError before anything is written.
 
     out  None: a folder below runs/, named by the time
@@ -210,14 +206,9 @@ def sweep_scenario(
 
 
 def _measure(
-    bench: Bench,
-    options: SweepOptions,
-    folder: Path,
-    listener: Listener,
-    on_folder: Callable[[Path], None],
-    *,
-    resume: bool,
-) -> SweepResult:
+    bench: Bench, options: SweepOptions, folder: Path, listener: Listener,
+    on_folder: Callable[[Path], None], *, resume: bool,
+) -> SweepResult:  # fmt: skip
     """Run the levels and save their results in the folder."""
     budget, scenario = options.budget, bench.scenario
     kept = read_manifest(folder / MANIFEST) if resume and (folder / MANIFEST).exists() else None
@@ -290,15 +281,9 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
 
 
 def _open_store(
-    folder: Path,
-    bench: Bench,
-    options: SweepOptions,
-    salt: str,
-    prompts: Prompts,
-    listener: Listener,
-    *,
-    resume: bool,
-) -> RunStore:
+    folder: Path, bench: Bench, options: SweepOptions, salt: str, prompts: Prompts,
+    listener: Listener, *, resume: bool,
+) -> RunStore:  # fmt: skip
     is_first = options.rounds in (None, 1)  # of several that one command asks for
     manifest = Manifest(
         scenario=RunScenario.from_json(bench.scenario.canonical()),
@@ -324,16 +309,10 @@ def _open_store(
 
 
 def _run_levels(
-    bench: Bench,
-    prompts: Prompts,
-    store: RunStore,
-    rule: LevelRule,
-    spend: limits.Spend,
-    pool: WorkerPool | None,
-    server: ServerWatch | None,
-    time_box: limits.TimeBox,
+    bench: Bench, prompts: Prompts, store: RunStore, rule: LevelRule, spend: limits.Spend,
+    pool: WorkerPool | None, server: ServerWatch | None, time_box: limits.TimeBox,
     listener: Listener,
-) -> None:
+) -> None:  # fmt: skip
     """Send the levels; the listener is told how far each is, and when it is over."""
     scenario, of_all = bench.scenario, "" if rule.total is None else f"/{rule.total}"
     for line in (f"target: {bench.title}", *bench.notes):

@@ -29,14 +29,9 @@ _ASKED_TOKENS, _TOO_MANY_TOKENS = 2, 5
 
 
 def ask_for_two(
-    probe: Probe,
-    wire_format: WireFormat,
-    model: str,
-    *,
-    stream: bool,
-    ignore_eos: bool = True,
+    probe: Probe, wire_format: WireFormat, model: str, *, stream: bool, ignore_eos: bool = True,
     whole: bool = True,
-) -> tuple[WireFormat, Reply, bool]:
+) -> tuple[WireFormat, Reply, bool]:  # fmt: skip
     """Request two tokens; gives the format that the server obeys, its reply, and whether the
     length was forced.
 

@@ -99,24 +99,17 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
         for name, value in container.get("Environment", {}).items()
     }
     facts = {
-        "kind": "sagemaker",
-        "endpoint": endpoint_name,
-        "region": access.region,
-        "status": status,
-        "endpoint_config": endpoint["EndpointConfigName"],
-        "variant": name,
-        "variants": len(variants),
-        "instance": planned.get("InstanceType"),
+        "kind": "sagemaker", "endpoint": endpoint_name, "region": access.region, "status": status,
+        "endpoint_config": endpoint["EndpointConfigName"], "variant": name,
+        "variants": len(variants), "instance": planned.get("InstanceType"),
         "instances": running.get("CurrentInstanceCount"),
         "serverless": planned.get("ServerlessConfig"),
         "routing": planned.get("RoutingConfig", {}).get("RoutingStrategy", "RANDOM"),
         "managed_scaling": planned.get("ManagedInstanceScaling"),
         "autoscaling": _autoscaling(access, endpoint_name, name, component_name),
-        "inference_component": component,
-        "image": container.get("Image"),
-        "environment": environment,
-        "price": price,
-    }
+        "inference_component": component, "image": container.get("Image"),
+        "environment": environment, "price": price,
+    }  # fmt: skip
     devices, cores = _hardware(planned.get("InstanceType"), component)
     return EndpointFacts(
         {key: value for key, value in facts.items() if value is not None},

@@ -61,27 +61,17 @@ class SageMakerTarget(HttpTarget):
     """
 
     def __init__(
-        self,
-        access: AwsAccess,
-        invocation: Invocation,
-        wire_format: WireFormat,
-        *,
-        stream: bool = True,
-        headers: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> None:
+        self, access: AwsAccess, invocation: Invocation, wire_format: WireFormat, *,
+        stream: bool = True, headers: Mapping[str, str] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         operation = "invocations-response-stream" if stream else "invocations"
         url = f"{access.runtime_url}/endpoints/{invocation.endpoint_name}/{operation}"
         signed = {"Content-Type": "application/json", **invocation.headers()}
         self._signer = Signer(access, url, signed)
         super().__init__(
-            url,
-            SageMakerFormat(wire_format),
-            headers={**(headers or {}), **signed},
-            stream=stream,
-            sign=self._signer.sign,
-            **options,
-        )
+            url, SageMakerFormat(wire_format), headers={**(headers or {}), **signed}, stream=stream,
+            sign=self._signer.sign, **options,
+        )  # fmt: skip
 
     async def open_level(self, connections: int) -> None:
         """Prepare for a level: refresh credentials, open connections."""

@@ -197,16 +197,10 @@ class _Collector:
 
 
 def decode_answer(
-    wire_format: WireFormat,
-    received: Received,
-    *,
-    kernel_time: KernelTime | None,
-    signals: ReceiveSignals,
-    clock_bound_ns: int = 0,
-    stream: bool = True,
-    whole: bool = True,
+    wire_format: WireFormat, received: Received, *, kernel_time: KernelTime | None,
+    signals: ReceiveSignals, clock_bound_ns: int = 0, stream: bool = True, whole: bool = True,
     proxy: str | None = None,
-) -> Exchange:
+) -> Exchange:  # fmt: skip
     """The exchange of a response.
 
     kernel_time     None: the reads' user times count
@@ -295,13 +289,9 @@ def _document_in_place_of_stream(
 
 
 def _collect_stream(
-    wire_format: WireFormat,
-    bodies: Sequence[bytes],
-    reads: Sequence[Read],
-    stamps: Sequence[_Stamp],
-    collector: _Collector,
-    signals: ReceiveSignals,
-) -> None:
+    wire_format: WireFormat, bodies: Sequence[bytes], reads: Sequence[Read],
+    stamps: Sequence[_Stamp], collector: _Collector, signals: ReceiveSignals,
+) -> None:  # fmt: skip
     splitter = wire_format.new_splitter()
     plain_text, parse = wire_format.plain_text, wire_format.parse
     late_s, counts = collector.late_s, collector.counts

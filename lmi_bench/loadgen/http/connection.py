@@ -91,14 +91,9 @@ class Connection:
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        receiver: Receiver,
-        tls: TlsLayer | None,
-        connect_s: float,
-        tls_s: float | None = None,
-        address: Address | None = None,
-    ) -> None:
+        self, sock: socket.socket, receiver: Receiver, tls: TlsLayer | None, connect_s: float,
+        tls_s: float | None = None, address: Address | None = None,
+    ) -> None:  # fmt: skip
         self._sock = sock
         self.address = address
         self._receiver = receiver
@@ -316,16 +311,9 @@ class Connection:
 
 
 async def connect(
-    receiver: Receiver,
-    address: Address,
-    *,
-    tls_context: ssl.SSLContext | None,
-    host: str,
-    peer: str,
-    kernel_stamps: bool,
-    timeout_s: float,
-    tunnel: bytes = b"",
-) -> Connection:
+    receiver: Receiver, address: Address, *, tls_context: ssl.SSLContext | None, host: str,
+    peer: str, kernel_stamps: bool, timeout_s: float, tunnel: bytes = b"",
+) -> Connection:  # fmt: skip
     """Open a connection, its tunnel through a proxy and its TLS handshake included.
 
     host    name that the certificate must have

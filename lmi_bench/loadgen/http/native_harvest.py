@@ -87,13 +87,9 @@ def choose_receive(
 
 class _Stream(ctypes.Structure):
     _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("num_bytes", ctypes.c_int64),
-        ("rows", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("limit_bytes", ctypes.c_int64),
-        ("chunked", ctypes.c_int64),
-    )
+        ("data", ctypes.c_void_p), ("num_bytes", ctypes.c_int64), ("rows", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64), ("limit_bytes", ctypes.c_int64), ("chunked", ctypes.c_int64),
+    )  # fmt: skip
 
 
 class KeptReads(Sequence[Read]):

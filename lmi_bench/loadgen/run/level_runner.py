@@ -300,14 +300,10 @@ class LevelRunner:
         if spec.rate_per_s is None:
             raise ValueError("an open loop needs a rate")
         return arrival_times_s(
-            spec.rate_per_s,
-            process=spec.load.arrivals,
-            seed=self.order.seed + spec.repeat,
-            num_requests=count,
-            duration_s=spec.duration_s,
-            burstiness=spec.load.burstiness,
+            spec.rate_per_s, process=spec.load.arrivals, seed=self.order.seed + spec.repeat,
+            num_requests=count, duration_s=spec.duration_s, burstiness=spec.load.burstiness,
             ramp_s=spec.load.ramp_s,
-        )
+        )  # fmt: skip
 
     def _ended(self, measured: Measured) -> bool:
         """Count a request that ended; False when a rule ends the level."""

@@ -21,14 +21,9 @@ from lmi_bench.loadgen.run.sender import Measured, Sender
 
 
 async def run_closed_loop(
-    sender: Sender,
-    users: ClosedLoop,
-    request_at: Callable[[int], PlannedRequest],
-    *,
-    start_s: float,
-    spacing_s: float = 0.0,
-    on_ended: Callable[[Measured], bool] = lambda _: True,
-) -> list[Measured]:
+    sender: Sender, users: ClosedLoop, request_at: Callable[[int], PlannedRequest], *,
+    start_s: float, spacing_s: float = 0.0, on_ended: Callable[[Measured], bool] = lambda _: True,
+) -> list[Measured]:  # fmt: skip
     """Run the users until their requests are done; returns them in request order.
 
     spacing_s   seconds between the first sends of neighbouring users: a burst of all at once
@@ -59,13 +54,9 @@ async def run_closed_loop(
 
 
 async def run_open_loop(
-    sender: Sender,
-    plan: Iterable[PlannedRequest],
-    *,
-    start_s: float,
-    on_ended: Callable[[Measured], bool] = lambda _: True,
-    stop: asyncio.Event | None = None,
-) -> list[Measured]:
+    sender: Sender, plan: Iterable[PlannedRequest], *, start_s: float,
+    on_ended: Callable[[Measured], bool] = lambda _: True, stop: asyncio.Event | None = None,
+) -> list[Measured]:  # fmt: skip
     """Send the plan's requests at `start_s` + their arrival; returns those sent, in its order.
 
     Due times are absolute, so one late send does not push the next.
@@ -132,13 +123,9 @@ class SessionLoop:
         self._stop.set()
 
     async def run_closed(
-        self,
-        sessions: Iterable[PlannedSession],
-        users: int,
-        *,
-        first_s: float = 0.0,
+        self, sessions: Iterable[PlannedSession], users: int, *, first_s: float = 0.0,
         spacing_s: float = 0.0,
-    ) -> list[Measured]:
+    ) -> list[Measured]:  # fmt: skip
         """Let each user hold one conversation after another.
 
         first_s, spacing_s  when the first user begins after the level's start, and each next one

@@ -198,13 +198,9 @@ class LoopWatch:
 
 
 def check_level(
-    spec: LevelSpec,
-    records: Sequence[RequestRecord],
-    watch: LoopWatch,
-    signals: ReceiveSignals,
-    *,
+    spec: LevelSpec, records: Sequence[RequestRecord], watch: LoopWatch, signals: ReceiveSignals, *,
     workers: int = 1,
-) -> GeneratorReport:
+) -> GeneratorReport:  # fmt: skip
     """Judge a level by its records (in any order, times on one clock) and the generator's signals.
 
     watch  of the busiest worker, if there are several

@@ -103,22 +103,14 @@ Summarise = Callable[[LevelRun], Level]
 
 
 async def run_sweep(
-    levels: Sequence[LevelSpec] | NextLevel,
-    target: Target,
-    store: RunStore | None,
-    *,
-    prompts: Prompts,
-    summarise: Summarise,
+    levels: Sequence[LevelSpec] | NextLevel, target: Target, store: RunStore | None, *,
+    prompts: Prompts, summarise: Summarise,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_level: Callable[[LevelRun, Level], None] = lambda _run, _level: None,
-    stop_rules: StopRules | None = None,
-    timeout_s: float | None = 60.0,
-    spacing_s: float = 0.0,
-    seed: int = 0,
-    workers: WorkerPool | None = None,
-    server: ServerWatch | None = None,
+    stop_rules: StopRules | None = None, timeout_s: float | None = 60.0, spacing_s: float = 0.0,
+    seed: int = 0, workers: WorkerPool | None = None, server: ServerWatch | None = None,
     before_level: Callable[[], None] | None = None,
-) -> list[Level]:
+) -> list[Level]:  # fmt: skip
     """Run the levels that the store does not contain yet; returns all levels.
 
     levels      a list, or a rule that picks the next level from the finished ones

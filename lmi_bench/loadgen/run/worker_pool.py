@@ -238,13 +238,9 @@ class WorkerPool:
         self._workers[number] = _Worker(number, channel, clock, self.listener.warn)
 
     async def run_level(
-        self,
-        order: LevelOrder,
-        attempt: int,
-        count: int,
-        on_progress: Callable[[Progress], None],
+        self, order: LevelOrder, attempt: int, count: int, on_progress: Callable[[Progress], None],
         before_start: Callable[[], Awaitable[None]],
-    ) -> LevelRun:
+    ) -> LevelRun:  # fmt: skip
         """Send a level with `count` workers.
 
         Raises LmiBenchError when a worker is lost: the level is then lost, and the pool starts

@@ -25,13 +25,9 @@ from lmi_bench.models.folder import make_new_folder
 
 
 def export_quantized(
-    folder: Path,
-    out: Path,
-    settings: QuantizeSettings,
-    *,
-    dtype: str = "bfloat16",
+    folder: Path, out: Path, settings: QuantizeSettings, *, dtype: str = "bfloat16",
     tell: Tell | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Round a model's matrices and write them with the rest of its folder to `out`.
 
     dtype    storage format of the remaining floats
@@ -100,13 +96,9 @@ def _config(plan: loader.QuantizePlan) -> dict[str, Any]:
     settings = plan.settings
     if settings.scheme is Scheme.AWQ_INT4:
         return {
-            "quant_method": "awq",
-            "bits": 4,
-            "group_size": plan.group_size,
-            "zero_point": True,
-            "version": "gemm",
-            "modules_to_not_convert": None,
-        }
+            "quant_method": "awq", "bits": 4, "group_size": plan.group_size, "zero_point": True,
+            "version": "gemm", "modules_to_not_convert": None,
+        }  # fmt: skip
     stated: dict[str, Any] = {"quant_method": loader.OWN_METHOD, "scheme": settings.scheme.value}
     if settings.scheme.grouped:
         stated["group_size"] = plan.group_size

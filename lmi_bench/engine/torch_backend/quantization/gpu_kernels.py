@@ -31,24 +31,10 @@ def _scaled(sums, scale_ptr, at, has_output):
 
 @triton.jit(do_not_specialize=["rows"])
 def quantized_product_kernel(
-    x_ptr,
-    weight_ptr,
-    scale_ptr,
-    zeros_ptr,
-    unit_ptr,
-    out_ptr,
-    rows,
-    outputs,
-    inputs,
-    group_size,
-    NIBBLES: tl.constexpr,
-    GROUPED: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    x_ptr, weight_ptr, scale_ptr, zeros_ptr, unit_ptr, out_ptr, rows, outputs, inputs, group_size,
+    NIBBLES: tl.constexpr, GROUPED: tl.constexpr, ROUNDED: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """One program per (block of outputs, block of rows, split of the inputs): its part of
     x @ weight.T, times the unit of each row if x is ROUNDED; int8 rows are summed in int32.
 

@@ -285,15 +285,10 @@ def relative_error(rounded: Tensor, exact: Tensor) -> float:
 
 
 def build_model(
-    folder: Path,
-    spec: DecoderSpec,
-    precision: Precision,
-    device: torch.device,
-    progress: Progress | None = None,
-    collectives: Collectives | None = None,
-    plan: QuantizePlan | None = None,
-    strategy: str | None = None,
-) -> Decoder:
+    folder: Path, spec: DecoderSpec, precision: Precision, device: torch.device,
+    progress: Progress | None = None, collectives: Collectives | None = None,
+    plan: QuantizePlan | None = None, strategy: str | None = None,
+) -> Decoder:  # fmt: skip
     """Load the model's weights; raises InputError if they cannot be loaded.
 
     progress     called with the bytes read and all bytes, after each tensor

@@ -119,13 +119,9 @@ def _is_without(eager: TorchForward, settings: StepSettings) -> bool:
 
 
 def with_prepared_steps(
-    eager: TorchForward,
-    settings: StepSettings,
-    *,
-    tensor_parallel: int = 1,
-    quantize: str = "none",
-    tell: Tell | None = None,
-) -> Forwards:
+    eager: TorchForward, settings: StepSettings, *, tensor_parallel: int = 1,
+    quantize: str = "none", tell: Tell | None = None,
+) -> Forwards:  # fmt: skip
     """The wanted decode steps, and the others in `eager`, whose cache then has SPARE_BLOCKS
     more blocks than its sequences use.
 

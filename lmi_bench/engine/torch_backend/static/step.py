@@ -149,14 +149,9 @@ class DecodeStep(torch.nn.Module):
         return _Call(len(self._parts) - 1, features)
 
     def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        block_tables: Tensor,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        norm_tensors: Sequence[Tensor],
-    ) -> Tensor:
+        self, token_ids: Tensor, positions: Tensor, block_tables: Tensor, keys: Sequence[Tensor],
+        values: Sequence[Tensor], norm_tensors: Sequence[Tensor],
+    ) -> Tensor:  # fmt: skip
         """Store every row's keys and values; returns logits, shape (sequences, vocab).
 
         token_ids, positions  shape (sequences,)
@@ -268,18 +263,13 @@ def key_of(eager: TorchForward, *, tensor_parallel: int, quantize: str) -> Artef
     cache, precision = eager.cache, eager.model.precision
     layers = json.dumps(asdict(eager.model.spec), sort_keys=True, default=str)
     return {
-        "format": FORMAT,
-        "model": hashlib.sha256(layers.encode()).hexdigest()[:16],
-        "tensor_parallel": tensor_parallel,
-        "weights": dtype_name(precision.stored),
-        "compute": dtype_name(precision.compute),
-        "kv_dtype": dtype_name(cache.shape.dtype),
-        "quantize": quantize,
-        "block_size": cache.shape.block_size,
-        "device": device_name(cache.keys[0].device),
-        "torch": torch.__version__,
+        "format": FORMAT, "model": hashlib.sha256(layers.encode()).hexdigest()[:16],
+        "tensor_parallel": tensor_parallel, "weights": dtype_name(precision.stored),
+        "compute": dtype_name(precision.compute), "kv_dtype": dtype_name(cache.shape.dtype),
+        "quantize": quantize, "block_size": cache.shape.block_size,
+        "device": device_name(cache.keys[0].device), "torch": torch.__version__,
         "settings": json.dumps({**SETTINGS, "step": STEP_VERSION}, sort_keys=True),
-    }
+    }  # fmt: skip
 
 
 def device_name(device: torch.device) -> str:
