@@ -33,6 +33,7 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.manifest import Manifest, read_manifest
 from lmi_bench.core.records import RequestRecord, StoredRecords, check_line, request_line
 from lmi_bench.core.redaction import redact
+from lmi_bench.core.scenario import FILES, parse_scenario
 from lmi_bench.core.server_metrics import CloudWatch, ServerMetrics
 from lmi_bench.core.units import plural
 
@@ -104,12 +105,19 @@ class RunStore(AbstractContextManager["RunStore"]):
         if not (path / MANIFEST).exists():
             raise InputError(f"{path} holds no run to resume: leave --resume out to begin one")
         manifest = load_manifest(path)
-        if manifest.scenario_hash != asked.scenario_hash:
-            now = redact(asked.scenario.to_json(), secrets)
+        then = manifest.scenario.to_json()
+        with suppress(InputError):  # an older version's lacks the fields that were added since
+            then = parse_scenario(then).canonical()
+        then |= {"profile": manifest.target.profile}
+        now = redact(asked.scenario.to_json(), secrets) | {"profile": asked.target.profile}
+        is_same = then | {"name": now.get("name")} == now and manifest.imported_from is None
+        # a file that it names may have another content by now, which only the hash tells
+        is_same &= not any(then.get("workload", {}).get(name) for name in FILES)
+        if manifest.scenario_hash != asked.scenario_hash and not is_same:
             raise InputError(
                 f"{path} was begun with another scenario "
                 f"(hash {manifest.scenario_hash[:12]}, now {asked.scenario_hash[:12]})"
-                + _first_difference(manifest.scenario.to_json(), now)
+                + _first_difference(then, now)
                 + ": name another folder with --out, or resume with the same scenario"
             )
         with _writing(path, "the run", "make room and try again"), ExitStack() as on_failure:

@@ -39,7 +39,7 @@ DEFAULT_MODEL = "demo-15m"
 ENGINE_TARGET, SIMULATED_PREFIX, SAGEMAKER_PREFIX = "engine", "sim:", "sagemaker:"
 SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
 """SageMaker's time limits for an unstreamed and for a streamed response."""
-_FILES = ("dataset", "trace", "conversations", "agent_trace")
+FILES = ("dataset", "trace", "conversations", "agent_trace")
 """Fields of the workload that name a file, or a folder of JSON files."""
 _SOURCES = ("agents", "agent_trace", "trace", "dataset", "conversations")
 _OWN_LENGTHS = {"input_tokens": _SOURCES, "output_tokens": _SOURCES[:3]}
@@ -164,7 +164,7 @@ class Scenario(Section, TopFields):
                 value = content[section][name]
                 if not value and value != "" and value == usual[section][name]:
                     del content[section][name]
-        for name in _FILES:
+        for name in FILES:
             if workload.get(name) is not None:
                 workload[name] = _digest(Path(workload[name]))
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -240,7 +240,7 @@ def load_scenario(path: Path) -> Scenario:
     _check_lengths(stated, stated, f"{path}: ")
     relative = {
         f"{section}.{name}": str(path.parent / given)
-        for section, name in (*(("workload", name) for name in _FILES), ("client", "cacert"))
+        for section, name in (*(("workload", name) for name in FILES), ("client", "cacert"))
         if (given := getattr(getattr(scenario, section), name)) and not Path(given).is_absolute()
     }
     return scenario.with_overrides(relative) if relative else scenario
