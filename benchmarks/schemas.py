@@ -1,7 +1,8 @@
 """Writes JSON Schemas of the scenario file and of the files of a run, from their declarations.
 
 The scenario's is for editors, which then complete and check a file as it is typed; the others are
-for programs that read what lmi-bench wrote. `lmi_bench/core/data/schemas/` is where they are.
+for programs that read what lmi-bench wrote. `lmi_bench/core/data/schemas/` is where they are. An
+`$id` ends with the version that the file states, or for a file without one the run's.
 
     python benchmarks/schemas.py            write them
     python benchmarks/schemas.py --check    fail if one is not what the program declares
@@ -22,15 +23,19 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from lmi_bench.analysis.fleet.answer import SCHEMA_VERSION as ANSWER_SCHEMA  # noqa: E402
 from lmi_bench.analysis.fleet.answer import Question, Recommendation  # noqa: E402
 from lmi_bench.analysis.model.profiles import PROFILE_SCHEMA, EngineProfile  # noqa: E402
 from lmi_bench.core import records  # noqa: E402
+from lmi_bench.core.findings import Knee, SloAnswer  # noqa: E402
 from lmi_bench.core.json_value import JsonValue, Slot  # noqa: E402
 from lmi_bench.core.level import Level  # noqa: E402
 from lmi_bench.core.manifest import SCHEMA_VERSION, Manifest  # noqa: E402
 from lmi_bench.core.option import _texts  # noqa: E402
 from lmi_bench.core.scenario import Scenario  # noqa: E402
 from lmi_bench.core.scenario_sections import Section  # noqa: E402
+from lmi_bench.core.server_metrics import CloudWatch  # noqa: E402
+from lmi_bench.jobs.matrix import Cell  # noqa: E402
 
 FOLDER = ROOT / "lmi_bench" / "core" / "data" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -68,7 +73,7 @@ def scenario_schema() -> Schema:
                 kinds = found.pop("anyOf", None) or [{"type": found.pop("type")} | moved(found)]
                 found["anyOf"] = [*kinds, ALSO[name][field]]
         part.pop("description", None)
-    return {"$schema": DIALECT, **schema, "title": "A scenario of lmi-bench"}
+    return {**schema, "title": "A scenario of lmi-bench"}
 
 
 def moved(found: Schema) -> Schema:
@@ -167,13 +172,18 @@ def alternatives(found: list[Schema]) -> Schema:
 
 def whole(title: str, schema: Schema, shared: Shared) -> Schema:
     defs = {"$defs": dict(sorted(shared.defs.items()))} if shared.defs else {}
-    return {"$schema": DIALECT, "title": title, **schema, **defs}
+    return {"title": title, **schema, **defs}
+
+
+def list_schema(title: str, kind: type[JsonValue]) -> Schema:
+    shared = Shared()
+    return whole(title, {"type": "array", "items": shared.of_slots(kind)}, shared)
 
 
 def manifest_schema() -> Schema:
     shared = Shared()
     schema = shared.of_slots(Manifest)
-    schema["properties"] = {"schema_version": {"const": SCHEMA_VERSION}, **schema["properties"]}
+    schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     return whole("manifest.json of a run", schema, shared)
 
 
@@ -194,11 +204,44 @@ def request_schema() -> Schema:
     return whole("A line of a run's requests.jsonl", schema, shared)
 
 
+def knees_schema() -> Schema:
+    return list_schema("knees.json of a run", Knee)
+
+
+def cloudwatch_schema() -> Schema:
+    return list_schema("cloudwatch.json of a run", CloudWatch)
+
+
+def slo_schema() -> Schema:
+    shared = Shared()
+    return whole("slo.json of a run", shared.of_slots(SloAnswer), shared)
+
+
+def matrix_schema() -> Schema:
+    keys = [*Cell("", "", Scenario()).to_json()]
+    cell = dict.fromkeys(keys, TEXT) | {
+        "state": {"enum": ["waiting", "unfinished", "finished", "failed"]},
+        "error": {"type": ["null", "string"]},
+    }
+    properties = {
+        "schema_version": {"const": SCHEMA_VERSION},
+        "matrix": TEXT,
+        "cells": {
+            "type": "array",
+            "items": {"type": "object", "properties": cell, "required": keys},
+        },
+    }
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    return whole("matrix.json of a matrix of runs", schema, Shared())
+
+
 def recommendation_schema() -> Schema:
     shared = Shared()
     schema = shared.of_slots(Question, Recommendation)
-    properties = schema["properties"]
+    properties = {"schema_version": {"const": ANSWER_SCHEMA}, **schema["properties"]}
+    schema["properties"] = properties
     del properties["question"]
+    schema["required"] = ["schema_version", *schema["required"]]
     schema["required"].remove("question")
     candidate, none = shared.defs["Candidate"], {"type": "object", "maxProperties": 0}
     for key in ("figures", "withheld"):  # each figure is a key of its own
@@ -240,24 +283,33 @@ SCHEMAS = {
     "manifest": manifest_schema,
     "level": level_schema,
     "request": request_schema,
+    "knees": knees_schema,
+    "slo": slo_schema,
+    "cloudwatch": cloudwatch_schema,
+    "matrix": matrix_schema,
     "recommendation": recommendation_schema,
     "profile": profile_schema,
 }
+VERSIONS = {"recommendation": ANSWER_SCHEMA, "profile": PROFILE_SCHEMA}
+
+
+def text(name: str) -> str:
+    """What has to be in the file of a schema."""
+    version = VERSIONS.get(name, SCHEMA_VERSION)
+    head = {"$schema": DIALECT, "$id": f"urn:lmi-bench:{name}:{version}"}
+    return json.dumps(head | SCHEMAS[name](), indent=1) + "\n"
 
 
 def texts() -> dict[Path, str]:
     """Each schema's file and what has to be in it."""
-    return {
-        FOLDER / f"{name}.schema.json": json.dumps(make(), indent=1) + "\n"
-        for name, make in SCHEMAS.items()
-    }
+    return {FOLDER / f"{name}.schema.json": text(name) for name in SCHEMAS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="Write nothing.")
     args = parser.parse_args()
-    stale = [path for path, text in texts().items() if not args.check or not same(path, text)]
+    stale = [path for path, new in texts().items() if not args.check or not same(path, new)]
     if args.check and stale:
         sys.exit(f"not what the program declares: {', '.join(path.name for path in stale)}")
     for path in stale:

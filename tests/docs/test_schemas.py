@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from benchmarks.schemas import SCHEMAS, texts
+from lmi_bench.analysis.model.profiles import PROFILE_SCHEMA
+from lmi_bench.core.server_metrics import CloudWatch
 from tests.end_to_end.commands import lmi_bench
 
 ROOT = Path(__file__).parents[2]
@@ -89,5 +91,40 @@ def test_the_files_of_a_run_fit_their_schemas(tmp_path):
             assert not validator(name).is_valid(content)
 
 
+@pytest.mark.parametrize("name", ["knees", "slo", "matrix"])
+def test_the_files_of_whole_sweeps_fit_their_schemas(name):
+    """Those that `tests/golden` holds the program to."""
+    files = sorted((ROOT / "tests" / "golden" / "outputs").glob(f"**/{name}.json"))
+    assert files
+    for path in files:
+        content = json.loads(path.read_text("utf-8"))
+        validator(name).validate(content)
+        assert not validator(name).is_valid([*content[1:], 1] if name == "knees" else [])
+
+
+def test_what_cloudwatch_said_fits_its_schema():
+    level = CloudWatch(0, 1, "2026-01-01T00:00:00+00:00", 2, 0, invocations=8.0)
+    validator("cloudwatch").validate([level.to_json()])
+    assert not validator("cloudwatch").is_valid([{**level.to_json(), "minutes": "two"}])
+
+
+@pytest.mark.parametrize("run", ["measured", "simulated"])
+def test_runs_of_the_first_version_fit_the_schemas(run):
+    """What was added since is optional: a schema's version covers the files of all its time."""
+    folder = ROOT / "tests" / "data" / "first_version" / run
+    for name in ("manifest", "knees"):
+        validator(name).validate(json.loads((folder / f"{name}.json").read_text("utf-8")))
+    for name in ("level", "request"):
+        for line in (folder / f"{name}s.jsonl").read_text("utf-8").splitlines():
+            validator(name).validate(json.loads(line))
+
+
+def test_a_schema_states_the_version_of_its_file():
+    assert validator("profile").schema["$id"] == f"urn:lmi-bench:profile:{PROFILE_SCHEMA}"
+    ids = {validator(name).schema["$id"] for name in SCHEMAS}
+    assert len(ids) == len(SCHEMAS)
+
+
 def test_every_schema_is_of_a_file_that_is_tested():
-    assert set(SCHEMAS) == {"scenario", "manifest", "level", "request", "recommendation", "profile"}
+    of_a_run = {"manifest", "level", "request", "knees", "slo", "cloudwatch"}
+    assert set(SCHEMAS) == of_a_run | {"scenario", "matrix", "recommendation", "profile"}
