@@ -48,6 +48,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin -p lmi_bench
 	$(BIN)/lint-imports --no-cache
 
 # The checks of the text run beside the first tests, which wait for no clock. Python writes bytecode

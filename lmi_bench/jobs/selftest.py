@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from lmi_bench.core.host import usable_cores
 from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.core.native_build import library
 from lmi_bench.core.run_store import LEVELS, REQUESTS, Run, load_run
@@ -94,18 +95,19 @@ def _passed(is_ok: bool, found: str, mend: str) -> Outcome:
 
 @contextlib.contextmanager
 def truth_server(*faults: str) -> Iterator[str]:
-    """The truth server's URL; it has a core of its own if this process may use two."""
+    """The truth server's URL; on Linux with a core of its own if this process may use two."""
     program = [library(TRUTH_SERVER), 0, _TTFT_MS, _ITL_MS, _TOKENS, "127.0.0.1", *faults]
-    cores = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     with subprocess.Popen(list(map(str, program)), stdout=subprocess.PIPE) as process:  # noqa: S603
         try:
-            if len(cores) > 1:
+            if sys.platform == "linux" and len(cores) > 1:
                 os.sched_setaffinity(process.pid, cores[-1:])
                 os.sched_setaffinity(0, cores[:-1])
             assert process.stdout is not None
             yield f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
         finally:
-            os.sched_setaffinity(0, cores)
+            if sys.platform == "linux":
+                os.sched_setaffinity(0, cores)
             process.kill()
 
 
@@ -201,7 +203,7 @@ def _accuracy(result: SelfTest, most: int, listener: Listener, folder: Path) -> 
 def _starved(result: SelfTest, folder: Path) -> Outcome:
     """Busy processes take the load generator's cores: the level may not pass as valid and wrong."""
     with truth_server() as url, contextlib.ExitStack() as burning:
-        for _ in range(_BURNERS * len(os.sched_getaffinity(0))):
+        for _ in range(_BURNERS * usable_cores()):
             process = subprocess.Popen([sys.executable, "-Sc", _BURN])  # noqa: S603
             burning.callback(process.wait)
             burning.callback(process.kill)

@@ -217,7 +217,7 @@ class LoopReceiver:
         """Nothing: the loop looks when it likes."""
 
 
-Receiver: TypeAlias = "HarvestSelector | LoopReceiver"
+Receiver: TypeAlias = "HarvestSelector | LoopReceiver"  # type: ignore[name-defined,unused-ignore]
 """Watches stream sockets and calls their streams; natively and with a bound where it can."""
 
 
