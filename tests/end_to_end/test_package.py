@@ -1,7 +1,8 @@
 """The wheel and the source distribution, built and installed in an environment of their own.
 
 The dependencies are those that the tests run with, so only hatchling is fetched; without a
-registry or a copy of it in pip's links these tests are skipped.
+registry or a copy of it in pip's links these tests are skipped. Other versions of Python, where
+this machine has them, fetch the dependencies too.
 """
 
 from __future__ import annotations
@@ -36,6 +37,18 @@ def run(*args, cwd=ROOT, **more):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def interpreter(minor):
+    """Python 3.`minor` on PATH or among pyenv's versions, if one can make environments."""
+    name = f"python3.{minor}"
+    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    for path in (shutil.which(name), *sorted(versions.glob(f"3.{minor}.*/bin/{name}"))):
+        if path is not None and not subprocess.call(
+            [path, "-c", "import ensurepip, ssl, venv"], stderr=subprocess.DEVNULL
+        ):
+            return path
+    pytest.skip(f"no {name} here")
 
 
 def environment(folder):
@@ -103,3 +116,22 @@ def test_an_installed_wheel_sweeps_and_reports(builder, tmp_path, compiled):
         ask = "from lmi_bench.engine.native_backend.binding import library; print(library())"
         found = run(python, "-c", ask, cwd=tmp_path, PATH="/nowhere", XDG_CACHE_HOME=str(tmp_path))
         assert found.startswith(str(tmp_path / "fresh"))
+
+
+@pytest.mark.parametrize("minor", [n for n in (11, 12, 13, 14) if n != sys.version_info.minor])
+def test_another_python_runs_the_wheel(builder, tmp_path, minor):
+    run(interpreter(minor), "-m", "venv", tmp_path / "fresh")
+    python = tmp_path / "fresh" / "bin" / "python"
+    wheel = build(builder, "wheel", tmp_path / "dist")
+    pip = (python, "-m", "pip", "install", "--quiet", "--no-compile")
+    run(*pip, "--no-deps", "--no-index", wheel)  # else its bounds forbid this Python
+    try:
+        run(*pip, wheel, PIP_RETRIES="0")
+    except (AssertionError, subprocess.TimeoutExpired) as exc:
+        pytest.skip(f"the dependencies cannot be fetched: {str(exc)[-200:]}")
+    run(python, "-c", "import lmi_bench", cwd=tmp_path)
+    program = python.with_name("lmi-bench")
+    assert __version__ in run(program, "--version", cwd=tmp_path)
+    load = ("--model", "qwen3-8b", "--isl", "16", "--osl", "4", "--concurrency", "1,2")
+    run(program, "sweep", "sim:ml.g5.2xlarge", *load, "--out", "run", cwd=tmp_path)
+    assert len((tmp_path / "run" / "levels.jsonl").read_text().splitlines()) == 2
