@@ -44,6 +44,32 @@ class NativeSource:
     hint: str = ""
 
 
+# declared here, where the build of a wheel finds them without the dependencies of their users
+_PACKAGE = Path(__file__).parents[1]
+STEP: Final = NativeSource(
+    _PACKAGE / "engine" / "native_backend" / "step.cpp",
+    language="C++",
+    what="the native step",
+    variable="CXX",
+    compilers=("g++", "clang++", "c++"),
+    flags=("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-psabi"),
+    hint="some 10 to 20 s; --backend torch does without",
+)
+RECEIVER: Final = NativeSource(
+    _PACKAGE / "loadgen" / "http" / "harvest.c",
+    what="the native receiver",
+    flags=("-std=gnu11", "-O2", "-fPIC", "-shared"),
+)
+QUEUE: Final = NativeSource(
+    _PACKAGE / "analysis" / "level" / "queue.c",
+    what="the simulation of a queue",
+    # no fused operations: the same numbers as Python's on every processor
+    flags=("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared"),
+)
+
+PARTS: Final = (STEP, RECEIVER, QUEUE)
+
+
 def library(
     source: NativeSource, *, tell: Callable[[str], None] | None = None, build: bool = True
 ) -> Path:

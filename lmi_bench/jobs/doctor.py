@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from lmi_bench.core import host
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import Listener
-from lmi_bench.core.native_build import NativeUnavailableError, library
+from lmi_bench.core.native_build import RECEIVER, NativeUnavailableError, library
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.units import bytes_to_gib, plural
 from lmi_bench.jobs.settings.setup import DoctorSettings
@@ -182,14 +182,13 @@ def _receive_times() -> Outcome:
 
 
 def _receiver() -> Outcome:
-    from lmi_bench.loadgen.http.native_harvest import SOURCE
 
     if sys.platform != "linux":
         return "warn", "Python reads the streams", "Measure on Linux: the C receiver needs epoll."
     try:
-        path = library(SOURCE, build=False)
+        path = library(RECEIVER, build=False)
     except NativeUnavailableError as exc:
-        mend = f"Install a C compiler such as gcc, or name one in {SOURCE.variable}."
+        mend = f"Install a C compiler such as gcc, or name one in {RECEIVER.variable}."
         return "warn", f"Python reads the streams, which carries fewer: {exc}", mend
     return "ok", f"{path} is built" if path.is_file() else "is built at the first sweep", ""
 

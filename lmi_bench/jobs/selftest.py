@@ -24,18 +24,17 @@ import numpy as np
 
 from lmi_bench.core.host import usable_cores
 from lmi_bench.core.listener import SILENT, Listener, Silent
-from lmi_bench.core.native_build import library
+from lmi_bench.core.native_build import RECEIVER, library
 from lmi_bench.core.run_store import LEVELS, REQUESTS, Run, load_run
 from lmi_bench.core.units import MS_PER_S, plural
 from lmi_bench.jobs.doctor import Finding, Outcome, finding
 from lmi_bench.jobs.face import sweep
 from lmi_bench.jobs.settings.setup import SelftestSettings
 from lmi_bench.loadgen.ask.probe import Probe
-from lmi_bench.loadgen.http.native_harvest import SOURCE
 from lmi_bench.loadgen.http.target import SPARE_DESCRIPTORS
 
 TRUTH_SERVER: Final = replace(
-    SOURCE, path=SOURCE.path.with_name("truth_server.c"), what="the truth server",
+    RECEIVER, path=RECEIVER.path.with_name("truth_server.c"), what="the truth server",
     flags=("-O2", "-w"),  # a program, not a library
 )  # fmt: skip
 MAX_ERROR: Final = 0.01  # of TTFT and ITL, p50 and p99

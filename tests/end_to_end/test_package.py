@@ -113,9 +113,14 @@ def test_an_installed_wheel_sweeps_and_reports(builder, tmp_path, compiled):
     run(program, "report", "run", "-o", "run.html", cwd=tmp_path)
     assert (tmp_path / "run.html").read_text().rstrip().endswith("</html>")
     if compiled:
-        ask = "from lmi_bench.engine.native_backend.binding import library; print(library())"
+        ask = (
+            "from lmi_bench.core.native_build import PARTS, library\n"
+            "for part in PARTS: print(library(part))"
+        )
         found = run(python, "-c", ask, cwd=tmp_path, PATH="/nowhere", XDG_CACHE_HOME=str(tmp_path))
-        assert found.startswith(str(tmp_path / "fresh"))
+        shipped = found.splitlines()
+        assert [Path(path).name.split("-")[0] for path in shipped] == ["step", "harvest", "queue"]
+        assert all(path.startswith(str(tmp_path / "fresh")) for path in shipped)
 
 
 @pytest.mark.parametrize("minor", [n for n in (11, 12, 13, 14) if n != sys.version_info.minor])

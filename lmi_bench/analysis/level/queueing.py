@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from lmi_bench.analysis.level.fast import prompt_part
 from lmi_bench.analysis.level.prefix_hits import CachedLengths
 from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.analysis.model.step_time import Column, Pricer, StepTimeModel
-from lmi_bench.core.native_build import NativeSource, NativeUnavailableError, library
+from lmi_bench.core.native_build import QUEUE, NativeUnavailableError, library
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.join_rule import JoinRule
 
@@ -56,12 +55,6 @@ class QueueRun:
         return float((self.sent_s + self.e2e_s).max() - self.sent_s.min())
 
 
-SOURCE: Final = NativeSource(
-    Path(__file__).with_name("queue.c"),
-    what="the simulation of a queue",
-    # no fused operations: the same numbers as Python's on every processor
-    flags=("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared"),
-)
 _DONE, _ASK_PROMPTS, _ASK_LINE = range(3)
 _WIDTHS = (3, 3, 4)  # of `queue.c`'s tables: gaps, runs, starts
 _LARGEST_BLOCK = 1024  # in C each token of a block has a counter
@@ -123,7 +116,7 @@ def _run_of(times: Column, outputs: Sequence[int] | Column, tables: Sequence[Col
 def _native() -> Any:
     """`queue.c` compiled, with its types; None without a compiler."""
     try:
-        found = ctypes.PyDLL(str(library(SOURCE)))
+        found = ctypes.PyDLL(str(library(QUEUE)))
     except (NativeUnavailableError, OSError):
         return None
     address, seconds = ctypes.c_void_p, ctypes.c_double

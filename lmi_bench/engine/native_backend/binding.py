@@ -10,20 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from lmi_bench.core import native_build
-from lmi_bench.core.native_build import NativeSource, NativeUnavailableError
+from lmi_bench.core.native_build import STEP, NativeUnavailableError
 
-SOURCE: Final = NativeSource(
-    Path(__file__).with_name("step.cpp"),
-    language="C++",
-    what="the native step",
-    variable="CXX",
-    compilers=("g++", "clang++", "c++"),
-    flags=("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-psabi"),
-    hint="some 10 to 20 s; --backend torch does without",
-)
-
-
-library: Final = partial(native_build.library, SOURCE)
+library: Final = partial(native_build.library, STEP)
 """The compiled step, built first if needed (10 to 20 s); see `native_build.library`."""
 
 F32: Final = 0

@@ -16,17 +16,11 @@ from pathlib import Path
 from typing import Final, Literal, overload
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.native_build import NativeSource, NativeUnavailableError
+from lmi_bench.core.native_build import RECEIVER, NativeUnavailableError
 from lmi_bench.core.native_build import library as build_library
 from lmi_bench.loadgen.http.answer import Read
 
 Receive = Literal["auto", "native", "python"]
-
-SOURCE: Final = NativeSource(
-    Path(__file__).with_name("harvest.c"),
-    what="the native receiver",
-    flags=("-std=gnu11", "-O2", "-fPIC", "-shared"),
-)
 
 _ROW = struct.Struct("@qqq16s")
 _NO_STAMP = struct.pack("@qq", -1, -1)
@@ -76,7 +70,7 @@ def choose_receive(
             raise NativeUnavailableError("TLS is decrypted in Python")
         if sys.platform != "linux":
             raise NativeUnavailableError(f"it needs epoll, which {sys.platform} does not have")
-        return ReceiveChoice(build_library(SOURCE, tell=tell))
+        return ReceiveChoice(build_library(RECEIVER, tell=tell))
     except NativeUnavailableError as exc:
         if wanted == "native":
             raise InputError(

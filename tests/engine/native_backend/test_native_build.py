@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.core.native_build import NativeUnavailableError, shipped_name
+from lmi_bench.core.native_build import STEP, NativeUnavailableError, shipped_name
 from lmi_bench.core.native_build import library as build_library
 from lmi_bench.core.scenario_sections import EngineSection
-from lmi_bench.engine.native_backend.binding import SOURCE, library
+from lmi_bench.engine.native_backend.binding import library
 from lmi_bench.targets.back_ends import choose_back_end
 
 FAKE = """#!/bin/sh
@@ -48,7 +48,7 @@ def test_a_library_is_built_once_and_again_for_another_compiler_or_flag(
     first = library(tell=told.append)
     assert library(tell=told.append) == first
     assert (builds(tmp_path), len(told)) == (1, 1)
-    assert build_library(replace(SOURCE, flags=(*SOURCE.flags, "-g"))) != first
+    assert build_library(replace(STEP, flags=(*STEP.flags, "-g"))) != first
     monkeypatch.setenv("VERSION", "2")
     assert library() != first
     assert builds(tmp_path) == 3
@@ -62,7 +62,7 @@ def test_a_library_that_came_with_the_wheel_needs_no_compiler_and_fits_its_sourc
     monkeypatch.setenv("PATH", "")
     path = tmp_path / "step.cpp"
     path.write_text("int answer;")
-    source = replace(SOURCE, path=path)
+    source = replace(STEP, path=path)
     shipped = tmp_path / shipped_name(source)
     shipped.write_text("library")
     assert build_library(source) == shipped
