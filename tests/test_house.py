@@ -12,7 +12,6 @@ MOST_FILES, MOST_LINES, MOST_LINES_A_FUNCTION = 32, 500, 60
 
 # one kernel, and one pass over the bytes of a response whose order is its speed
 LONGER = {
-    "engine/triton_backend/expert_kernels.py:expert_product_kernel",
     "engine/triton_backend/kernels.py:paged_attention_kernel",
     "loadgen/http/answer.py:decode_answer",
 }
