@@ -249,26 +249,32 @@ def run_on_sockets(main: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.contextmanager
 def priority_asked(wanted: bool) -> Iterator[str]:
-    """The priority of this thread within the block: the highest that is granted, if wanted."""
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    try:
-        yield _highest_priority() if wanted else "normal"
-    finally:
-        with contextlib.suppress(OSError, AttributeError):  # the flag is not anyone's to take back
-            os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
+    """The priority of this thread within the block: the highest that is granted, if wanted.
 
-
-def _highest_priority() -> str:
-    with contextlib.suppress(OSError, AttributeError):  # not permitted; not on macOS
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-        return "SCHED_FIFO 1"
+    One that the user has given the process (`chrt`) stays.
+    """
+    if sys.platform != "linux" or not wanted:
+        yield "normal"
+        return
+    nice, forked = os.getpriority(os.PRIO_PROCESS, 0), os.SCHED_RESET_ON_FORK
+    if os.sched_getscheduler(0) & ~forked != os.SCHED_OTHER:
+        yield "as the process has it"
+        return
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, -10)
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO | forked, os.sched_param(1))
+            got = "SCHED_FIFO 1"
+        except OSError:
+            os.setpriority(os.PRIO_PROCESS, 0, -10)
+            got = "nice -10"
     except OSError:
-        return "normal: not permitted"
-    return "nice -10"
+        got = "normal: not permitted"
+    try:
+        yield got
+    finally:
+        with contextlib.suppress(OSError):  # the flag is not anyone's to take back
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+            os.sched_setscheduler(0, os.SCHED_OTHER | forked, os.sched_param(0))
 
 
 def _minimise_timer_slack() -> None:

@@ -115,6 +115,19 @@ def test_a_receiver_has_the_highest_priority_that_is_granted_and_says_which(refu
         assert (granted, seen()) == ("normal", before)
 
 
+def test_a_priority_that_the_process_was_given_stays():
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
+    except PermissionError:
+        pytest.skip("this user may not ask for real time")
+    try:
+        with priority_asked(True) as granted:
+            assert (granted, os.sched_getparam(0).sched_priority) == ("as the process has it", 5)
+        assert os.sched_getscheduler(0) == os.SCHED_RR
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def test_real_time_is_asked_for_where_the_server_does_not_need_this_machine():
     tcp = socket.AF_INET
     assert is_here((tcp, ("127.0.0.1", 80)))
