@@ -60,7 +60,7 @@ def test_runs_of_two_models_are_no_one_profile(tmp_path, run):
 def test_a_run_that_was_killed_in_its_first_level_calibrates_nothing(tmp_path, run):
     killed = tmp_path / "killed"
     shutil.copytree(run, killed)
-    (killed / "levels.jsonl").unlink()
+    (killed / "levels.jsonl").write_bytes(b"")
     assert "no finished level" in lmi_bench("recommend", killed, "--rate", "1", expect=2).stderr
 
 

@@ -130,6 +130,7 @@ def read_options(settings: SweepSettings) -> SweepOptions:
     if client.ray is not None and client.hosts is not None:
         raise InputError("--ray and --hosts both say where workers run: leave one out")
     hosts = (JOIN,) if client.ray else parse_hosts(client.hosts) if client.hosts else ()
+    listen = parse_address(client.listen, "--listen")
     if client.listen != type(client)().listen and JOIN not in hosts:
         raise InputError("--listen is for hosts that join: add --hosts join or --ray")
     return SweepOptions(
@@ -142,7 +143,7 @@ def read_options(settings: SweepSettings) -> SweepOptions:
             read_workers(client.workers),
             client.metrics_url,
             hosts,
-            parse_address(client.listen, "--listen"),
+            listen,
             client.ray,
         ),
         trace=settings.run.step_trace,

@@ -39,7 +39,7 @@ ONE = RecommendSettings(
         (PredictSettings, EQUAL, "either --concurrency or --rate"),
         (PredictSettings, {**EQUAL, "rate": "1", "tensor_parallel": 0}, "--tp must be at least 1"),
         (PredictSettings, {**EQUAL, "rate": "1", "prefix_hit": 1.5}, "--prefix-hit must be 0 to 1"),
-        (PredictSettings, {**LLAMA, "rate": "1", "mix": "2/3", "prefix_hit": 0.5}, "equal length"),
+        (PredictSettings, {**LLAMA, "rate": "1", "mix": "2/3", "prefix_hit": 0.5}, "needs equal"),
         (RecommendSettings, {"objective": "speed"}, "--objective speed"),
         (RecommendSettings, {"tensor_parallel": (0, 1)}, "--tp must be at least 1, got 0"),
         (RecommendSettings, {"max_usd_per_hour": 0.0}, "--max-usd-per-hour must be above 0, got 0"),
