@@ -193,7 +193,7 @@ class Scenario(Section, TopFields):
             elif dotted == "load.rate_per_s":
                 place["concurrency"] = None
             elif dotted in ("workload.input_tokens", "workload.output_tokens"):
-                place |= {"mix": (), "trace": None, "conversations": None}
+                place |= {"mix": (), "trace": None}
                 place[last.replace("tokens", "lengths")] = None
             place[last] = value
         stated = {name: overrides.get(f"workload.{name}") for name in _OWN_LENGTHS}

@@ -327,3 +327,14 @@ def test_a_length_that_would_have_no_effect_is_refused(tmp_path, source, name, h
         InputError, match=f"s.yaml: {name} would have no effect: lengths are those of {source}"
     ):
         load_scenario(file)
+
+
+def test_a_length_beside_a_files_conversations_keeps_them_or_is_refused(tmp_path):
+    """output_tokens is the length of answers that the file does not state; a prompt has its own."""
+    path = tmp_path / "chats.yaml"
+    path.write_text("workload: {conversations: chats.jsonl}\n")
+    scenario = load_scenario(path).with_overrides({"workload.output_tokens": 16})
+    assert scenario.workload.conversations == str(tmp_path / "chats.jsonl")
+    assert scenario.workload.output_tokens == 16
+    with pytest.raises(InputError, match="input_tokens would have no effect"):
+        scenario.with_overrides({"workload.input_tokens": 16})
