@@ -20,6 +20,10 @@ IDLE = [
     (f"{SWEEP} --concurrency 2 --listen 10.0.0.9:7711", "--listen is for hosts that join"),
     (f"{SWEEP} --rate 2 --requests-per-user 3", "--requests-per-user is for users"),
     (f"{SWEEP} --rate 2 --burstiness 0.2 --arrivals constant", "is of gamma arrivals"),
+    (
+        "sweep sim:ml.g5.2xlarge -m qwen3-8b --trace t.jsonl --rate 2 --speed 2 --out run",
+        "--speed is for a --trace as recorded",
+    ),
     ("sweep sim:ml.g5.2xlarge -m qwen3-8b --resume", "name its folder with --out"),
     (f"{SWEEP} --concurrency 2 --against sim:ml.g6.2xlarge --workers 4", "--workers is for an"),
     ("sweep --matrix matrix.yaml --resume", "name its folder with --out"),
