@@ -48,15 +48,10 @@ _ADDED = {
     "load": ("repeat_unsteady", "stop_when"),
     "workload": ("agents", "agent_trace", "idle_cap_s", "begins_within"),
     "client": (
-        "adapters",
-        "session_header",
-        "reset_prefix_cache",
-        "cacert",
-        "insecure",
-        "priority",
+        "adapters", "session_header", "reset_prefix_cache", "cacert", "insecure", "priority",
     ),
     "engine": ("host_cache_gib", "host_cache_gb_per_s"),
-}
+}  # fmt: skip
 """Later fields of the sections: unset, they are no part of a hash, so that older runs go on."""
 _SHOWN_CHARACTERS = 60
 """Characters that an error message shows of a document that is no scenario."""

@@ -9,8 +9,8 @@ they were launched without waiting.
 Qwen-Bailian's: a line for each request, with `chat_id`, `parent_chat_id` (whose answer it waits
 for), `timestamp` (s), `input_length`, `output_length`, `hash_ids` of blocks of 16 tokens.
 OpenTelemetry's (OTLP/JSON): a session is a trace, a request a span with `gen_ai.usage` of input and
-output tokens. It waits for those that ended last before it began in the nearest span around it that
-has such: an agent's calls follow each other, its first one the parent's last before it.
+output tokens. It waits for the calls that ended last before it, looked for in the innermost span
+around it first: an agent's calls follow each other, its first call follows its parent's last one.
 
 The wait is the recorded time from the last of these answers to the request.
 """

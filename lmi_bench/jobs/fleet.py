@@ -222,7 +222,7 @@ def _played(
     nth = -(-len(arrivals_s) // _MOST_PLAYED)
     if nth > 1:
         listener.note(
-            f"of {len(arrivals_s):,} requests one in {nth} is played, by slots and against a wait "
+            f"of {len(arrivals_s):,} requests one in {nth} is played, with answers and a wait "
             f"limit {nth} times as long: overloads shorter than minutes look milder"
         )
         draw = np.random.default_rng(settings.seed)
