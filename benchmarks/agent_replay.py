@@ -42,8 +42,15 @@ def made_up(draw: random.Random) -> dict[str, Any]:
     def call(at: float, blocks: list[int]) -> dict[str, Any]:
         tokens = BLOCK * len(blocks) - draw.randrange(BLOCK)
         took = round(draw.uniform(0.3, 1.5), 3)
-        return {"t": round(at, 3), "type": "s", "model": "m", "in": tokens, "api_time": took,
-                "out": draw.randint(8, 24), "hash_ids": blocks}  # fmt: skip
+        return {
+            "t": round(at, 3),
+            "type": "s",
+            "model": "m",
+            "in": tokens,
+            "api_time": took,
+            "out": draw.randint(8, 24),
+            "hash_ids": blocks,
+        }
 
     for _ in range(draw.randint(4, 8)):
         requests.append(call(t, list(context)))
@@ -56,8 +63,15 @@ def made_up(draw: random.Random) -> dict[str, Any]:
                     inner.append(call(inner_t, list(own)))
                     inner_t += inner[-1]["api_time"] + draw.uniform(0.1, 0.8)
                     own += [next(ids) for _ in range(draw.randint(1, 6))]
-                requests.append({"t": round(t, 3), "type": "subagent", "agent_id": f"a{number}",
-                                 "subagent_type": "Explore", "requests": inner})  # fmt: skip
+                requests.append(
+                    {
+                        "t": round(t, 3),
+                        "type": "subagent",
+                        "agent_id": f"a{number}",
+                        "subagent_type": "Explore",
+                        "requests": inner,
+                    }
+                )
                 ends.append(t + inner[-1]["t"] + inner[-1]["api_time"])
             t = max(ends) + draw.uniform(0.1, 0.5)
         context += [next(ids) for _ in range(draw.randint(4, 20))]
@@ -108,16 +122,12 @@ def serving(folder: Path) -> Iterator[str]:
         server.wait(timeout=30)
 
 
-def played(
-    folder: Path, url: str, sessions: int, lanes: int
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def played(folder: Path, url: str, sessions: int, lanes: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The lines of requests.jsonl of a sweep of the folder's sessions, each once, and its level."""
     command = [sys.executable, "-m", "lmi_bench", "sweep", url, "--agent-trace", "trace", "-q"]
     command += ["--concurrency", str(lanes), "--sessions-per-level", str(sessions), "--out", "run"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
     lines, levels = ((folder / "run" / f"{name}.jsonl").open() for name in ("requests", "levels"))

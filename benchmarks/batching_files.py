@@ -94,9 +94,7 @@ def measured(url: str, load: tuple[str, ...], users: int, folder: Path) -> tuple
     """Output tokens a second of one level, and most requests at once in the engine."""
     words = ["sweep", url, "--protocol", "lmi", "--concurrency", str(users), "--out", "run", "-q"]
     words += ["--requests-per-user", "3", *load]
-    done = subprocess.run(
-        command(*words), cwd=folder, env=environment(), check=False, capture_output=True, text=True
-    )
+    done = subprocess.run(command(*words), cwd=folder, env=environment(), check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
     (line,) = (folder / "run" / "levels.jsonl").read_text().splitlines()
@@ -116,10 +114,7 @@ def interval(ratios: list[float]) -> str:
 
 
 def table(
-    cache: tuple[str, ...],
-    load: tuple[str, ...],
-    published: tuple[float, ...] | None,
-    given: argparse.Namespace,
+    cache: tuple[str, ...], load: tuple[str, ...], published: tuple[float, ...] | None, given: argparse.Namespace
 ) -> str:
     """Markdown: a row a file, with its ratio to dynamic batching and to the row above."""
     speeds: dict[str, list[float]] = {name: [] for name in NAMES}
@@ -134,8 +129,7 @@ def table(
             most[name] = max(most.get(name, 0), running)
             print(f"{each + 1}/{given.rounds} {name}: {speed:.1f} tok/s", flush=True)
     rows = [
-        "| file | tok/s, median | of dynamic | of the row above | most at once "
-        "| published, of dynamic |",
+        "| file | tok/s, median | of dynamic | of the row above | most at once | published, of dynamic |",
         "|---|---:|---|---|---:|---:|",
     ]
     names = list(NAMES)

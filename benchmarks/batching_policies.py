@@ -140,14 +140,9 @@ def speed_of(row: dict[str, str]) -> float:
     return float(row["throughput_tokens_per_s"])
 
 
-def simulate_falcon(
-    scenario: Scenario, lengths: tuple[int, int], load: int, settings: dict[str, Any]
-) -> float:
+def simulate_falcon(scenario: Scenario, lengths: tuple[int, int], load: int, settings: dict[str, Any]) -> float:
     """Output tokens a second on ml.g5.48xlarge, tensor parallel over its 8 devices."""
-    limits: dict[str, Any] = {
-        "max_rolling_batch_size": 32,
-        "max_rolling_batch_prefill_tokens": 1024,
-    }
+    limits: dict[str, Any] = {"max_rolling_batch_size": 32, "max_rolling_batch_prefill_tokens": 1024}
     limits |= {"profile": "tgi-2023"}  # the engine of the published figures
     overrides = {
         "target": "sim:ml.g5.48xlarge",
@@ -170,10 +165,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument(
-        "--row",
-        action="append",
-        choices=[name for name, _ in ROWS],
-        help="Only this one beside dynamic and rolling.",
+        "--row", action="append", choices=[name for name, _ in ROWS], help="Only this one beside dynamic and rolling."
     )
     parser.add_argument("--backend", default="auto", help="Of the bundled engine's steps.")
     parser.add_argument("--out", type=Path, default=None, help="Markdown file.")
@@ -195,9 +187,7 @@ def main() -> None:
             overrides = {f"engine.{key}": value for key, value in settings.items()}
             line = measure(scenario.with_overrides(overrides))
             lines[name].append(line)
-            print(
-                f"{repeat + 1}/{args.repeats} {name}: {line['throughput_tokens_per_s']:.1f} tok/s"
-            )
+            print(f"{repeat + 1}/{args.repeats} {name}: {line['throughput_tokens_per_s']:.1f} tok/s")
     ratios = [
         rolling["throughput_tokens_per_s"] / dynamic["throughput_tokens_per_s"]
         for rolling, dynamic in zip(lines[ROLLING], lines[BASELINE], strict=True)

@@ -80,18 +80,14 @@ def main() -> None:
         f"Printed by `python benchmarks/compare_repeats.py --pairs {options.pairs} --seed "
         f"{options.seed}`. +-: two standard errors.",
         "",
-        "| scatter of a time | pairs | false alarms, any metric | detectable change found | "
-        "1.25 times that found |",
+        "| scatter of a time | pairs | false alarms, any metric | detectable change found | 1.25 times that found |",
         "|---:|---:|---:|---:|---:|",
     ]
     for scatter in SCATTERS:
         tasks = [(options.seed + number, scatter) for number in range(options.pairs)]
         with ProcessPoolExecutor(options.processes) as pool:
             columns = np.array(list(pool.map(_pair, tasks, chunksize=20))).T
-        shares = [
-            f"{100 * each.mean():.1f} % +- {200 * each.std() / np.sqrt(each.size):.1f}"
-            for each in columns
-        ]
+        shares = [f"{100 * each.mean():.1f} % +- {200 * each.std() / np.sqrt(each.size):.1f}" for each in columns]
         lines.append(f"| {scatter:.0%} | {options.pairs:,} | {' | '.join(shares)} |")
         print(lines[-1], flush=True)
     text = "\n".join(lines) + "\n"

@@ -62,11 +62,7 @@ def main() -> None:
         artefact = Path(folder) / "artefact"
         compile_command = [*base, "compile", args.model, *common[2:], "-o", str(artefact)]
         compiling, _, _ = seconds([*compile_command, "--shapes", args.shapes], environ)
-        kinds = {
-            "eager": [],
-            "`--compile`, found": jit,
-            "`--artefact`": ["--artefact", str(artefact)],
-        }
+        kinds = {"eager": [], "`--compile`, found": jit, "`--artefact`": ["--artefact", str(artefact)]}
         starts: dict[str, list[float]] = {name: [] for name in kinds}
         steps: dict[str, list[float]] = {name: [] for name in kinds}
         texts = set()

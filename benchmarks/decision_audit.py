@@ -163,15 +163,12 @@ def draw_world(number: int) -> World:
             )
         machines.append(
             replace(
-                model,
-                accelerator=devices[device.name],
-                price_usd_per_hour=model.price_usd_per_hour * between(0.5, 2.0),
+                model, accelerator=devices[device.name], price_usd_per_hour=model.price_usd_per_hour * between(0.5, 2.0)
             )
         )
     prior = EAGER_GPU_PRIOR
     values = {
-        name: getattr(prior.parameters, name) * math.exp(chance.gauss(0.0, prior.log_sd[name]))
-        for name in prior.log_sd
+        name: getattr(prior.parameters, name) * math.exp(chance.gauss(0.0, prior.log_sd[name])) for name in prior.log_sd
     }
     for name in values:
         if name.endswith("_share"):
@@ -186,17 +183,12 @@ def draw_world(number: int) -> World:
             "host_per_square_s": between(1e-7, 3e-6),
             "prefix_hits": chance.choice((0.0, 0.3, 0.6)),
         }
-    workload = Workload(
-        find_model("llama-2-7b"), "float16", chance.choice((128, 256, 512)), chance.choice((32, 64))
-    )
+    workload = Workload(find_model("llama-2-7b"), "float16", chance.choice((128, 256, 512)), chance.choice((32, 64)))
     world = World(number, tuple(machines), workload, truth, effects, 1.0, ())
     reference = world.plan(Layout(machines[0], 1)).steady
     step_s = reference.decode_step_s(1)
     ttft_s = alone_of(reference).latency_s("ttft", "mean", 1.0) + step_s
-    slos = (
-        Slo("itl", "p90", 1e3 * step_s * between(1.4, 5.0)),
-        Slo("ttft", "p90", 1e3 * ttft_s * between(3, 20)),
-    )
+    slos = (Slo("itl", "p90", 1e3 * step_s * between(1.4, 5.0)), Slo("ttft", "p90", 1e3 * ttft_s * between(3, 20)))
     rate = reference.saturated_rate_per_s * between(0.3, 8.0)
     return replace(world, rate_per_s=rate, slos=slos)
 
@@ -265,9 +257,7 @@ class Judge:
 
     def least_cost(self, known: Sequence[tuple[Layout, int]]) -> float | None:
         """The cheapest fleet that keeps the SLOs, given some that might."""
-        best = min(
-            (cost_of(layout, n) for layout, n in known if self.keeps(layout, n)), default=math.inf
-        )
+        best = min((cost_of(layout, n) for layout, n in known if self.keeps(layout, n)), default=math.inf)
         for layout in sorted(self.layouts(), key=lambda each: cost_of(each, 1)):
             price = cost_of(layout, 1)
             top = MOST_MACHINES if best == math.inf else math.ceil(best / price - 1e-9) - 1
@@ -324,9 +314,7 @@ def eight_cells(world: World, layouts: Sequence[Layout]) -> list[MeasuredLevel]:
 Choice = tuple[Layout, int] | None
 
 
-def question(
-    world: World, profile: EngineProfile, measured: Sequence[MeasuredLoad] = ()
-) -> RecommendRequest:
+def question(world: World, profile: EngineProfile, measured: Sequence[MeasuredLoad] = ()) -> RecommendRequest:
     return RecommendRequest(
         world.workload,
         profile,
@@ -361,9 +349,7 @@ def measure_load(world: World, layout: Layout, rate_per_s: float, index: int) ->
 
 def calibrated(world: World, cells: Sequence[MeasuredLevel]) -> EngineProfile:
     return profile_of_fit(
-        fit_cells(EAGER_GPU_PRIOR, cells),
-        fitted_on=f"world {world.number}",
-        fitted_date="2026-11-21",
+        fit_cells(EAGER_GPU_PRIOR, cells), fitted_on=f"world {world.number}", fitted_date="2026-11-21"
     )
 
 

@@ -85,11 +85,7 @@ class Broken(Exception):
 def run(folder: Path, *words: str, refused: str = "", may_end: tuple[int, ...] = ()) -> str:
     """A command's whole output. Raises Broken unless it succeeds, or is refused in those words."""
     done = subprocess.run(
-        [sys.executable, "-m", "lmi_bench", *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment(),
+        [sys.executable, "-m", "lmi_bench", *words], capture_output=True, text=True, cwd=folder, env=environment()
     )
     said = done.stdout + done.stderr
     if refused:
@@ -109,9 +105,7 @@ def served(folder: Path, words: list[str], more: dict[str, str], port: int):
     """The bundled engine with these options and variables; stopped at the end."""
     command = [sys.executable, "-m", "lmi_bench", "serve", *words, "--port", str(port)]
     with (folder / "serve.log").open("w") as log:
-        server = subprocess.Popen(
-            command, cwd=folder, env=environment() | more, stdout=log, stderr=log
-        )
+        server = subprocess.Popen(command, cwd=folder, env=environment() | more, stdout=log, stderr=log)
     url, start_s = f"http://127.0.0.1:{port}", time.monotonic()
     try:
         while not answers(url):

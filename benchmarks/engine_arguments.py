@@ -31,10 +31,7 @@ FILES = {
     r"|model_executor/layers/quantization/__init__)\.py",
     "sglang": r"sglang/srt/(server_args|arg_groups/(choices|fields/\w+))\.py",
 }
-CLASSES = {
-    "vllm": {"engine": "AsyncEngineArgs", "frontend": "FrontendArgs"},
-    "sglang": {"engine": "ServerArgs"},
-}
+CLASSES = {"vllm": {"engine": "AsyncEngineArgs", "frontend": "FrontendArgs"}, "sglang": {"engine": "ServerArgs"}}
 BOUNDED = ("CacheConfig", "SchedulerConfig", "ParallelConfig", "ModelConfig")
 SIZES = (
     *("max_model_len", "max_num_batched_tokens", "max_num_scheduled_tokens"),
@@ -220,9 +217,7 @@ def arguments(path: Path, engine: str) -> dict[str, Argument]:
     return {name: found[name] for name in sorted(found)}
 
 
-def _annotated(
-    source: Source, annotation: ast.expr, argument: Argument
-) -> tuple[list[str], Argument]:
+def _annotated(source: Source, annotation: ast.expr, argument: Argument) -> tuple[list[str], Argument]:
     """What `Annotated[T, Arg(choices=..., aliases=...)]` adds: other names, and the choices."""
     names: list[str] = []
     for call in ast.walk(annotation):
@@ -238,9 +233,7 @@ def _annotated(
     return names, argument
 
 
-def _read_call(
-    source: Source, call: ast.Call, found: dict[str, Argument], *, keeps_new: bool
-) -> None:
+def _read_call(source: Source, call: ast.Call, found: dict[str, Argument], *, keeps_new: bool) -> None:
     """Take choices and types from a call of `add_argument`; add its other names."""
     texts = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
     names = [_name(text) for text in texts if isinstance(text, str) and text.startswith("--")]
@@ -317,10 +310,7 @@ def table(paths: list[Path], engine: str) -> list[tuple[str, ...]]:
     for name in sorted({name for one in read for name in one}):
         history = [one.get(name) for one in read]
         stated = next((one.range for one in history if one and one.range), "")
-        history = [
-            replace(one, range=one.range or stated) if one and one.kind in NUMBERS else one
-            for one in history
-        ]
+        history = [replace(one, range=one.range or stated) if one and one.kind in NUMBERS else one for one in history]
         start = 0
         for argument, run in itertools.groupby(history):
             end = start + len(list(run))

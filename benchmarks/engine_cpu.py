@@ -64,9 +64,7 @@ class Shape:
 
 def shape_of(folder: Path, requests: int) -> Shape:
     config = json.loads((folder / "config.json").read_text())
-    hidden, layers, ffn = (
-        config[key] for key in ("hidden_size", "num_hidden_layers", "intermediate_size")
-    )
+    hidden, layers, ffn = (config[key] for key in ("hidden_size", "num_hidden_layers", "intermediate_size"))
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = hidden // heads
     layer = 2 * hidden * (heads + kv_heads) * head_dim + 3 * hidden * ffn
@@ -219,9 +217,7 @@ class Watched:
         self.probing_s += self._resumed_s - start_s
 
 
-async def served(
-    executor: Any, prompts: list[list[int]], tokens: int, prober: Prober, kind: str
-) -> dict[str, Any]:
+async def served(executor: Any, prompts: list[list[int]], tokens: int, prober: Prober, kind: str) -> dict[str, Any]:
     """All requests at once through scheduler and engine, beside probes of a kind."""
     from lmi_bench.engine.async_engine import AsyncEngine
     from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -286,24 +282,17 @@ def bare(executor: Any, prompts: list[list[int]], tokens: int) -> float:
         last += forward.likeliest(
             [
                 SequenceRows(prompt, 0, table, 1)
-                for prompt, table in zip(
-                    prompts[first : first + at_once], tables[first : first + at_once], strict=True
-                )
+                for prompt, table in zip(prompts[first : first + at_once], tables[first : first + at_once], strict=True)
             ]
         )
     for step in range(tokens - 1):
         last = forward.likeliest(
-            [
-                SequenceRows([token], TOKENS + step, table, 1)
-                for token, table in zip(last, tables, strict=True)
-            ]
+            [SequenceRows([token], TOKENS + step, table, 1) for token, table in zip(last, tables, strict=True)]
         )
     return time.perf_counter() - start_s
 
 
-async def bundled(
-    engine: str, folder: Path, dtype: str, threads: int, order: Any
-) -> dict[str, Any]:
+async def bundled(engine: str, folder: Path, dtype: str, threads: int, order: Any) -> dict[str, Any]:
     executor = open_executor(engine, folder, dtype, threads)
     prompts = prompts_of(order.requests)
     found: dict[str, Any] = {"note": executor.weights_description}
@@ -326,10 +315,7 @@ async def bundled(
         for tokens, kept in ((1, first), (SINGLE_TOKENS, single)):
             kept.append(await served(executor, prompts[:1], tokens, prober, "bytes"))
     for key, name in (("wall_s", "token_s"), ("offered", "token_offered_bytes")):
-        found[name] = [
-            (whole[key] - one[key]) / (SINGLE_TOKENS - 1)
-            for whole, one in zip(single, first, strict=True)
-        ]
+        found[name] = [(whole[key] - one[key]) / (SINGLE_TOKENS - 1) for whole, one in zip(single, first, strict=True)]
     found["between_bytes_per_s"] = [probe for run in single for probe in run["probes"]]
     found["ttft_s"] = [run["wall_s"] for run in first]
     prober.close()
@@ -421,12 +407,7 @@ def run(order: argparse.Namespace) -> None:
             environment.pop("PYTHONPATH")
         try:
             done = subprocess.run(
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=order.limit_s,
+                command, env=environment, capture_output=True, text=True, check=False, timeout=order.limit_s
             )
         except subprocess.TimeoutExpired:
             print(f"{engine}: no result within {order.limit_s:.0f} s")
@@ -524,9 +505,7 @@ def bars_of(results: list[dict[str, Any]]) -> list[str]:
         cells = [shape, what, ("<= " if most else ">= ") + unit.format(bar), unit.format(seen)]
         lines.append("| " + " | ".join([*cells, "holds" if holds else "**missed**"]) + " |")
 
-    def against(
-        shape: str, engine: str, peer: str, key: str, bar: float, *, most: bool = False
-    ) -> None:
+    def against(shape: str, engine: str, peer: str, key: str, bar: float, *, most: bool = False) -> None:
         ours, theirs = runs.get((shape, engine)), runs.get((shape, peer))
         if ours and theirs:
             what = "batch tok/s" if key == "batch_tokens_per_s" else "1 stream ms/token"
@@ -606,9 +585,7 @@ def main() -> None:
         table(order)
     else:
         order.bare = 1
-        found = asyncio.run(
-            bundled(order.engine, Path(order.folder), order.dtype, order.threads, order)
-        )
+        found = asyncio.run(bundled(order.engine, Path(order.folder), order.dtype, order.threads, order))
         print("RESULT " + json.dumps(found))
 
 

@@ -117,9 +117,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=420.0)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument(
-        "--state", type=Path, default=ROOT / "build" / "gpu_hour" / "engine_gpu.json"
-    )
+    parser.add_argument("--state", type=Path, default=ROOT / "build" / "gpu_hour" / "engine_gpu.json")
     parser.add_argument("--peer", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--peer-kind", choices=PEERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -206,9 +204,7 @@ def measure_model(page: Page, name: str, copy: float, gemm: float, device: str) 
     page.add("policies", lambda: policy_lines(model, forward))
     page.add("all at once", lambda: at_once_lines(model, forward))
     for users in LEVELS:
-        page.add(
-            f"level {users}", lambda u=users: level_lines(page, name, model, forward, u, device)
-        )
+        page.add(f"level {users}", lambda u=users: level_lines(page, name, model, forward, u, device))
     return True
 
 
@@ -234,9 +230,7 @@ def product_lines(copy: float) -> list[str]:
     from lmi_bench.engine.quantization import Scheme
 
     outputs, inputs = PRODUCT
-    weights = [
-        torch.randn(PRODUCT, device=gpu_models.DEVICE).mul_(0.02).bfloat16() for _ in range(COPIES)
-    ]
+    weights = [torch.randn(PRODUCT, device=gpu_models.DEVICE).mul_(0.02).bfloat16() for _ in range(COPIES)]
     rows = [
         "",
         f"| product {outputs:,} x {inputs:,} | " + " | ".join(f"{n} rows" for n in PRODUCT_ROWS),
@@ -269,9 +263,7 @@ def quantized_lines(name: str, label: str, scheme: str, kv_dtype: str, copy: flo
     from benchmarks.support import gpu_models
     from lmi_bench.engine.quantization import Scheme
 
-    model = gpu_models.make_model(
-        name, memory_share=0.4, scheme=Scheme(scheme), kv_dtype=getattr(torch, kv_dtype)
-    )
+    model = gpu_models.make_model(name, memory_share=0.4, scheme=Scheme(scheme), kv_dtype=getattr(torch, kv_dtype))
     forward = model.forward("triton, graphs")[0]
     cells = []
     for batch, context in (*DECODE[:3], (64, 2000)):
@@ -326,9 +318,7 @@ def at_once_lines(model: GpuModel, forward: Any) -> list[str]:
     ]
 
 
-def level_lines(
-    page: Page, name: str, model: GpuModel, forward: Any, users: int, device: str
-) -> list[str]:
+def level_lines(page: Page, name: str, model: GpuModel, forward: Any, users: int, device: str) -> list[str]:
     level = {
         "model": name,
         "accelerator": "H200" if "H200" in device else "H100-SXM",
@@ -358,13 +348,9 @@ def mixed_lines(model: GpuModel, forward: Any) -> list[str]:
         last = model.num_blocks - -(-chunk // gpu_models.BLOCK_SIZE)
         steps.append(SequenceRows([7] * chunk, 0, range(last, model.num_blocks), 1))
         apart, together = (
-            gpu_models.seconds_a_call(partial(each.likeliest, steps), calls=10)
-            for each in (forward, eager)
+            gpu_models.seconds_a_call(partial(each.likeliest, steps), calls=10) for each in (forward, eager)
         )
-        rows.append(
-            f"| {batch} decode rows, {chunk:,} of a prompt | {apart * 1e3:.2f} | "
-            f"{together * 1e3:.2f} |"
-        )
+        rows.append(f"| {batch} decode rows, {chunk:,} of a prompt | {apart * 1e3:.2f} | {together * 1e3:.2f} |")
     return rows
 
 
@@ -375,9 +361,7 @@ def kernel_lines(model: GpuModel, forward: Any) -> list[str]:
     from benchmarks.support import gpu_models
 
     rows = ["", "| kernel | step | us a step | launches |", "|---|---|---:|---:|"]
-    work = {
-        f"{batch} decode rows": gpu_models.decoding_rows(model, batch, 512) for batch in (1, 64)
-    }
+    work = {f"{batch} decode rows": gpu_models.decoding_rows(model, batch, 512) for batch in (1, 64)}
     work["a prompt of 1,024"] = gpu_models.prompt_rows(model, 1, 1024)
     for label, steps in work.items():
         for _ in range(3):
@@ -389,8 +373,7 @@ def kernel_lines(model: GpuModel, forward: Any) -> list[str]:
             torch.cuda.synchronize()
         found = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
         rows += [
-            f"| `{each.key[:60]}` | {label} | {each.self_device_time_total / 5:.0f} | "
-            f"{each.count / 5:.0f} |"
+            f"| `{each.key[:60]}` | {label} | {each.self_device_time_total / 5:.0f} | {each.count / 5:.0f} |"
             for each in found[:9]
         ]
     return rows
@@ -410,10 +393,7 @@ def sampling_lines(model: GpuModel) -> list[str]:
     rows = ["", f"| sampling, 64 rows x {vocab:,} | ms |", "|---|---:|"]
     for label, settings in CASES.items():
         sampling = SamplingParams(**settings)
-        requests = [
-            RowRequest(sampling, 2048, history, i, num_generated=1024)
-            for i, history in enumerate(histories)
-        ]
+        requests = [RowRequest(sampling, 2048, history, i, num_generated=1024) for i, history in enumerate(histories)]
         seconds = gpu_models.seconds_a_call(partial(choose, logits, requests), calls=10)
         rows.append(f"| {label} | {seconds * 1e3:.2f} |")
     return rows
@@ -460,11 +440,7 @@ def prefill_lines(model: GpuModel, forward: Any, gemm: float) -> list[str]:
 
     spec = model.decoder.spec
     matrices = spec.params_active - 2 * spec.vocab_size * spec.hidden_size
-    rows = [
-        "",
-        "| prefill | tokens each | ms | TFLOP/s | of the product's |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    rows = ["", "| prefill | tokens each | ms | TFLOP/s | of the product's |", "|---|---:|---:|---:|---:|"]
     for prompts, tokens in PROMPTS:
         sequences = gpu_models.prompt_rows(model, prompts, tokens)
         seconds = gpu_models.seconds_a_call(partial(forward.logits, sequences), calls=5)
@@ -496,9 +472,7 @@ def policy_lines(model: GpuModel, forward: Any) -> list[str]:
     return rows
 
 
-async def all_at_once(
-    model: GpuModel, forward: Any, requests: list[tuple[int, int]], changes: dict[str, Any]
-) -> float:
+async def all_at_once(model: GpuModel, forward: Any, requests: list[tuple[int, int]], changes: dict[str, Any]) -> float:
     """Output tokens a second of requests (input, output tokens) handed over together."""
     chance = random.Random(3)
     async with engine(model, forward, changes) as running:
@@ -530,10 +504,7 @@ async def closed_loop(model: GpuModel, forward: Any, users: int) -> dict[str, fl
 
         await asyncio.gather(*(user() for _ in range(users)))
     keys = ("ttft_ms", "itl_ms", "e2e_ms")
-    return {
-        key: round(1e3 * statistics.fmean(each[i] for each in times), 3)
-        for i, key in enumerate(keys)
-    }
+    return {key: round(1e3 * statistics.fmean(each[i] for each in times), 3) for i, key in enumerate(keys)}
 
 
 def engine(model: GpuModel, forward: Any, changes: dict[str, Any]) -> Any:
@@ -628,10 +599,7 @@ def peer_tokens_per_s(name: str) -> float:
     model = peer_model(name)
     config = model.config
     chance = random.Random(5)
-    inputs = [
-        [chance.randrange(config.vocab_size) for _ in range(PEER_TOKENS)]
-        for _ in range(PEER_REQUESTS)
-    ]
+    inputs = [[chance.randrange(config.vocab_size) for _ in range(PEER_TOKENS)] for _ in range(PEER_REQUESTS)]
     generation = transformers.GenerationConfig(
         max_new_tokens=PEER_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
     )

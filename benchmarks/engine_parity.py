@@ -49,10 +49,7 @@ MODES: dict[str, dict[str, Any]] = {
     "n-gram": {"drafter": 3},
     "draft": {"draft": 3},  # of the model itself: all but near ties are accepted
 }
-BACK_ENDS: dict[str, Callable[..., Any]] = {
-    "torch": TorchExecutor.load,
-    "native": NativeExecutor.load,
-}
+BACK_ENDS: dict[str, Callable[..., Any]] = {"torch": TorchExecutor.load, "native": NativeExecutor.load}
 Request = tuple[list[int], int, float]
 
 
@@ -104,8 +101,9 @@ class Table:
         self.rows.append(f"| {name} | {back_end} | {' | '.join(cells)} |")
         print(self.rows[-1], flush=True)
 
-    def cell(self, model: Any, references: list[Any], requests: list[Request],
-             load: Callable[..., Any], mode: str) -> str:  # fmt: skip
+    def cell(
+        self, model: Any, references: list[Any], requests: list[Request], load: Callable[..., Any], mode: str
+    ) -> str:
         settings = CACHE | MODES.get(mode, {})
         if drafted := settings.pop("drafter", None):
             settings["drafter"] = NgramDrafter(drafted, shortest=1)

@@ -71,9 +71,7 @@ def entries(rows: int, context: int, blocks: int, *, first: bool) -> tuple[Batch
         BatchEntry(
             seq_id=i,
             kind=StepKind.PREFILL if first else StepKind.DECODE,
-            token_ids=[3 + (i * 7919 + p * 104729) % 31997 for p in range(context)]
-            if first
-            else (LAST_SAMPLED,),
+            token_ids=[3 + (i * 7919 + p * 104729) % 31997 for p in range(context)] if first else (LAST_SAMPLED,),
             first_position=0 if first else context,
             new_block_ids=tuple(range(i * blocks, (i + 1) * blocks)) if first else (),
             samples=True,
@@ -121,9 +119,7 @@ async def whole_run(executor: TorchExecutor, requests: int, tokens: int) -> None
     async with AsyncEngine(
         Scheduler(config),
         executor,
-        on_step=lambda batch, start_s, end_s: steps.append(
-            (batch.shape.prefill_tokens, end_s - start_s)
-        ),
+        on_step=lambda batch, start_s, end_s: steps.append((batch.shape.prefill_tokens, end_s - start_s)),
     ) as engine:
         sampling = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
         start_s = time.perf_counter()
@@ -149,8 +145,7 @@ async def run(arguments: argparse.Namespace) -> None:
     if arguments.model in DEMO_MODELS:
         folder = ensure_demo_model(arguments.model)
     executor = TorchExecutor.load(
-        folder,
-        LoadSettings(dtype=arguments.dtype, threads=arguments.threads, most_cache_tokens=1 << 17),
+        folder, LoadSettings(dtype=arguments.dtype, threads=arguments.threads, most_cache_tokens=1 << 17)
     )
     shape = executor.model_shape
     print(

@@ -232,9 +232,7 @@ def _untrue(place: Place, expressions: Sequence[str], printed: str) -> str | Non
     return None
 
 
-def run_all(
-    place: Place, wanted: Sequence[Entry], names: dict[int, str], *, goes_on: bool = False
-) -> int:
+def run_all(place: Place, wanted: Sequence[Entry], names: dict[int, str], *, goes_on: bool = False) -> int:
     """Run the entries; the exit code. goes_on: also after one that shows nothing."""
     started_s = time.monotonic()
     failed = []
@@ -245,8 +243,7 @@ def run_all(
         problem = shown_by(place, entry)
         now_s = time.monotonic()
         print(
-            f"{number + 1:3d}/{len(wanted)} {now_s - started_s:5.0f} s  {now_s - begun_s:5.1f} s  "
-            f"rows {rows}: {title}",
+            f"{number + 1:3d}/{len(wanted)} {now_s - started_s:5.0f} s  {now_s - begun_s:5.1f} s  rows {rows}: {title}",
             flush=True,
         )
         if problem is not None:

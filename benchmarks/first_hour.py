@@ -103,8 +103,7 @@ NEWCOMERS = (
         "has a gateway's log of two hours and asks what to rent for that traffic",
         (
             "lmi-bench workload from gateway.jsonl -o chat.yaml --model mistral-7b",
-            'lmi-bench recommend --workload chat.yaml --model mistral-7b --slo "ttft_p90<=1s" '
-            "--json fleet.json",
+            'lmi-bench recommend --workload chat.yaml --model mistral-7b --slo "ttft_p90<=1s" --json fleet.json',
             "lmi-bench verify fleet.json --target sim:{machine}",
         ),
     ),
@@ -150,9 +149,7 @@ def on_terminal(command: str, folder: Path) -> tuple[str, int, float]:
     start_s = time.perf_counter()
     ours, its = os.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
-    process = subprocess.Popen(
-        process_of(command), cwd=folder, env=environment(), stdin=its, stdout=its, stderr=its
-    )
+    process = subprocess.Popen(process_of(command), cwd=folder, env=environment(), stdin=its, stdout=its, stderr=its)
     os.close(its)
     said = bytearray()
     with contextlib.suppress(OSError):  # the other end is closed
@@ -172,9 +169,8 @@ def serving(command: str | None, folder: Path) -> Iterator[str]:
         yield ""
         return
     process = subprocess.Popen(
-        process_of(command), cwd=folder, env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        process_of(command), cwd=folder, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
         assert process.stdout is not None
         said = []
@@ -276,9 +272,15 @@ def drawn_cell(chance: random.Random) -> Cell | None:
         slos.append(_slo(plan, second, times[1]))
     rate_per_s = times[2] / alone_of(plan.steady).latency_s("e2e", "mean", 1.0)
     return Cell(
-        model, name, layout, workload.dtype, *lengths, tuple(slos), regime_of(plan.steady),
+        model,
+        name,
+        layout,
+        workload.dtype,
+        *lengths,
+        tuple(slos),
+        regime_of(plan.steady),
         float(f"{rate_per_s:.3g}") if stated else None,
-    )  # fmt: skip
+    )
 
 
 def _slo(plan: CopyPlan, metric: str, times: float) -> Slo:
@@ -323,9 +325,8 @@ class Audited:
 def run_quietly(words: Sequence[str], folder: Path) -> int:
     """Runs a command; its exit code, 0 or 99. Anything else is an error."""
     done = subprocess.run(
-        [sys.executable, "-m", "lmi_bench", *words], cwd=folder, env=environment(),
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "lmi_bench", *words], cwd=folder, env=environment(), capture_output=True, text=True
+    )
     if done.returncode not in (0, EXIT_SLO_MISSED):
         raise RuntimeError(f"{shlex.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
     return done.returncode
@@ -393,11 +394,20 @@ def row(number: int, each: Audited) -> str:
     cell, (predicted, low, high) = each.cell, each.capacity
     load = "one machine" if cell.rate_per_s is None else f"{cell.rate_per_s:g} req/s"
     columns = (
-        number, cell.model, cell.profile, each.fleet, f"{cell.input_tokens}/{cell.output_tokens}",
-        ", ".join(map(str, cell.slos)).replace("_p90", ""), load, cell.regime, each.limited_by,
-        f"{predicted:.3g} [{low:.3g}-{high:.3g}]", f"{each.low:.2f}", f"{each.high:.2f}",
+        number,
+        cell.model,
+        cell.profile,
+        each.fleet,
+        f"{cell.input_tokens}/{cell.output_tokens}",
+        ", ".join(map(str, cell.slos)).replace("_p90", ""),
+        load,
+        cell.regime,
+        each.limited_by,
+        f"{predicted:.3g} [{low:.3g}-{high:.3g}]",
+        f"{each.low:.2f}",
+        f"{each.high:.2f}",
         each.verdict,
-    )  # fmt: skip
+    )
     return f"| {' | '.join(map(str, columns))} |"
 
 
@@ -406,9 +416,20 @@ def audit_section(found: Sequence[Audited], left_out: int, seed: int, took_s: fl
     held = sum(each.verdict == "holds" for each in found)
     wanted = math.ceil(WANTED_SHARE * len(found))
     titles = (
-        "", "model", "profile", "fleet", "in/out", "SLOs (p90)", "load", "saturated by",
-        "limited by", "req/s a copy", "at the lower end", f"at {ABOVE} x the upper end", "verdict",
-    )  # fmt: skip
+        "",
+        "model",
+        "profile",
+        "fleet",
+        "in/out",
+        "SLOs (p90)",
+        "load",
+        "saturated by",
+        "limited by",
+        "req/s a copy",
+        "at the lower end",
+        f"at {ABOVE} x the upper end",
+        "verdict",
+    )
     return "\n".join(
         [
             f"## Do stated capacities hold?\n\n{held} of {len(found)} hold (wanted: {wanted}). "

@@ -24,20 +24,9 @@ from lmi_bench.analysis.fit.discrepancy import observations_of
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.from_run import profile_of_fit
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
-from lmi_bench.analysis.model.builtin_profiles import (
-    EAGER_GPU_PRIOR,
-    GRAPH_GPU_PRIOR,
-    SGLANG_PRIOR,
-    TRT_LLM_PRIOR,
-)
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR, SGLANG_PRIOR, TRT_LLM_PRIOR
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of
-from lmi_bench.analysis.model.profiles import (
-    PARAMETER_NAMES,
-    V1,
-    EngineProfile,
-    profile_from_json,
-    profile_to_json,
-)
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, V1, EngineProfile, profile_from_json, profile_to_json
 
 DATA = Path(__file__).parents[1] / "lmi_bench" / "catalog" / "data"
 STATED = ("architectures", "dtypes", "compute_capability")  # in the file, not fitted
@@ -142,9 +131,7 @@ def plans() -> list[Plan]:
 def fit(plan: Plan) -> EngineProfile:
     cells = [row.cell for row in plan.rows() if row.cell is not None]
     fitted = fit_cells(plan.prior, cells)
-    profile = profile_of_fit(
-        fitted, fitted_on=plan.fitted_on, fitted_date=time.strftime("%Y-%m-%d")
-    )
+    profile = profile_of_fit(fitted, fitted_on=plan.fitted_on, fitted_date=time.strftime("%Y-%m-%d"))
     print_constants(profile)
     print_errors(cells, fitted.residuals)
     return profile
@@ -165,11 +152,7 @@ def print_constants(profile: EngineProfile) -> None:
 def print_errors(cells: Sequence[MeasuredLevel], residuals: np.ndarray) -> None:
     items = observations_of(cells)
     for metric in dict.fromkeys(item.metric for item in items):
-        errors = [
-            abs(np.expm1(-error))
-            for item, error in zip(items, residuals, strict=True)
-            if item.metric == metric
-        ]
+        errors = [abs(np.expm1(-error)) for item, error in zip(items, residuals, strict=True) if item.metric == metric]
         middle, high = np.quantile(errors, [0.5, 0.9])
         print(f"  {metric:26s} median {middle:.1%}, p90 {high:.1%} of {len(errors)}")
 
@@ -182,9 +165,7 @@ def rounded(profile: EngineProfile) -> EngineProfile:
         parameters=replace(profile.parameters, **values),
         host_factors={name: round(value, 4) for name, value in profile.host_factors.items()},
         log_sd={name: round(value, 4) for name, value in profile.log_sd.items()},
-        log_correlation=tuple(
-            tuple(round(value, 3) for value in row) for row in profile.log_correlation
-        ),
+        log_correlation=tuple(tuple(round(value, 3) for value in row) for row in profile.log_correlation),
         reserve_bytes=round(profile.reserve_bytes, -6),
         residual_log_sd=round(profile.residual_log_sd, 4),
     )

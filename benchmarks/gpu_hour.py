@@ -40,16 +40,7 @@ class Stage:
 
 
 def tests(name: str, share: float) -> Stage:
-    command = (
-        "-m",
-        "pytest",
-        "-q",
-        "-W",
-        "default",
-        "-p",
-        "no:cacheprovider",
-        f"{TESTS}/{name}.py",
-    )
+    command = ("-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", f"{TESTS}/{name}.py")
     return Stage(name, command, share)
 
 
@@ -91,24 +82,14 @@ def run_one(stage: Stage, state: Path, limit_s: float) -> int | None:
     """The exit code; None if its time ran out."""
     command = [sys.executable, *stage.command]
     if stage.resumes:  # the last table takes longer than its beginning
-        command += [
-            "--limit-s",
-            f"{0.8 * limit_s:.0f}",
-            "--state",
-            str(state / f"{stage.name}.json"),
-        ]
+        command += ["--limit-s", f"{0.8 * limit_s:.0f}", "--state", str(state / f"{stage.name}.json")]
     print(f"{stage.name}: at most {limit_s:.0f} s", flush=True)
     log = state / f"{stage.name}.txt"
     with log.open("a", encoding="utf-8") as file:
         started_s = time.monotonic()
         try:
             done = subprocess.run(
-                command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=limit_s,
-                check=False,
-                cwd=ROOT,
+                command, stdout=file, stderr=subprocess.STDOUT, timeout=limit_s, check=False, cwd=ROOT
             )
         except subprocess.TimeoutExpired:
             print(f"{stage.name}: cut after {limit_s:.0f} s, see {log}", flush=True)

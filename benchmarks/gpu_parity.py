@@ -99,9 +99,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="models whose name has this text")
     parser.add_argument("--limit-s", type=float, default=600.0, help="begin nothing after this")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument(
-        "--state", type=Path, default=ROOT / "build" / "gpu_hour" / "gpu_parity.json"
-    )
+    parser.add_argument("--state", type=Path, default=ROOT / "build" / "gpu_hour" / "gpu_parity.json")
     asked = parser.parse_args()
     import torch
 
@@ -172,8 +170,7 @@ def page(rows: list[Row], names: list[str], modes: list[str], asked: Any, start_
             f"| model | back end | {' | '.join(modes)} |",
             f"|---|---|{'---:|' * len(modes)}",
             *(
-                f"| {row[0]} | {row[1]} | "
-                f"{' | '.join(row[2] + [''] * (len(modes) - len(row[2])))} |"
+                f"| {row[0]} | {row[1]} | {' | '.join(row[2] + [''] * (len(modes) - len(row[2])))} |"
                 for row in sorted(rows, key=lambda row: names.index(row[0]))
             ),
             "",

@@ -29,10 +29,7 @@ SCHEMA = {
         "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 4},
         "address": {
             "type": "object",
-            "properties": {
-                "street": {"type": "string"},
-                "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
-            },
+            "properties": {"street": {"type": "string"}, "zip": {"type": "string", "pattern": "^[0-9]{5}$"}},
             "required": ["street", "zip"],
             "additionalProperties": False,
         },
@@ -41,10 +38,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 ANSWERS = [
-    '{"name":"Ann Miller","age":42,"tags":["a","c"],'
-    '"address":{"street":"12 Long Street, apt 4","zip":"12345"}}',
-    '{"name":"Bob","age":7,"tags":[],'
-    '"address":{"street":"somewhere else, a long text of many words","zip":"99999"}}',
+    '{"name":"Ann Miller","age":42,"tags":["a","c"],"address":{"street":"12 Long Street, apt 4","zip":"12345"}}',
+    '{"name":"Bob","age":7,"tags":[],"address":{"street":"somewhere else, a long text of many words","zip":"99999"}}',
 ]
 
 
@@ -100,9 +95,7 @@ def of_xgrammar(tokenizer):
 
     start_s = time.perf_counter()
     texts = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
-    info = xgrammar.TokenizerInfo(
-        texts, xgrammar.VocabType.BYTE_LEVEL, vocab_size=VOCAB, stop_token_ids=END
-    )
+    info = xgrammar.TokenizerInfo(texts, xgrammar.VocabType.BYTE_LEVEL, vocab_size=VOCAB, stop_token_ids=END)
     taken_s = time.perf_counter()
     compiler = xgrammar.GrammarCompiler(info, max_threads=1)
     compiled = compiler.compile_json_schema(json.dumps(SCHEMA), any_whitespace=True)

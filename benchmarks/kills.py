@@ -185,11 +185,7 @@ def levels_of(folder: Path) -> dict[str, Counter[tuple[int, str, int]]]:
         requests = [json.loads(line) for line in lines_of(manifest.with_name("requests.jsonl"))]
         per = Counter((each["level"], each["attempt"]) for each in requests)
         found[str(manifest.parent.relative_to(folder))] = Counter(
-            (
-                each["level"],
-                f"{each['concurrency']} {each['rate_per_s']}",
-                per[each["level"], each["attempt"]],
-            )
+            (each["level"], f"{each['concurrency']} {each['rate_per_s']}", per[each["level"], each["attempt"]])
             for each in levels
         )
     return found

@@ -212,11 +212,27 @@ def make_certificate(folder: Path) -> Path:
     """A certificate for 127.0.0.1, signed by itself, beside its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
-         "-subj", "/CN=truth", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", key, "-out", certificate],
-        check=True, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=truth",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+        ],
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
     return certificate
 
 
@@ -246,9 +262,7 @@ def truth_server(kind: str, folder: Path, port: int, options: argparse.Namespace
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
-        preexec_fn=lambda: take_cores(
-            SERVER_CORE, realtime=options.realtime, priority=SERVER_PRIORITY
-        ),
+        preexec_fn=lambda: take_cores(SERVER_CORE, realtime=options.realtime, priority=SERVER_PRIORITY),
     )
     try:
         for _ in range(100):
@@ -277,9 +291,7 @@ def burnt_core(share: float, realtime: bool) -> Iterator[None]:
     if not share:
         yield
         return
-    process = multiprocessing.get_context("spawn").Process(
-        target=burn, args=(share, realtime), daemon=True
-    )
+    process = multiprocessing.get_context("spawn").Process(target=burn, args=(share, realtime), daemon=True)
     process.start()
     time.sleep(0.5)
     try:
@@ -357,11 +369,7 @@ def measure(port: int, row: Row, rounds: int, options: argparse.Namespace, folde
         ):
             async with open_target() as target:
                 await run_sweep(
-                    [
-                        LevelSpec(
-                            0, Load(concurrency=row.streams), num_requests=row.streams * rounds
-                        )
-                    ],
+                    [LevelSpec(0, Load(concurrency=row.streams), num_requests=row.streams * rounds)],
                     target,
                     None,
                     prompts=prompts,
@@ -454,10 +462,7 @@ def unsure_ms(stated: dict) -> tuple[float, float] | None:
     """How far below and above the stated p99 the true one may lie, if the server knows."""
     if "p99_low_ms" not in stated:
         return None
-    return (
-        max(0.0, stated["p99_ms"] - stated["p99_low_ms"]),
-        max(0.0, stated["p99_high_ms"] - stated["p99_ms"]),
-    )
+    return (max(0.0, stated["p99_ms"] - stated["p99_low_ms"]), max(0.0, stated["p99_high_ms"] - stated["p99_ms"]))
 
 
 PREFACE = """# Accuracy of the load generator
@@ -523,9 +528,7 @@ def cells(results: list[Result]) -> list[str]:
     return shown
 
 
-def runs_of(
-    rows: Sequence[Row], options: argparse.Namespace, folder: Path
-) -> Iterator[tuple[list[Result], int]]:
+def runs_of(rows: Sequence[Row], options: argparse.Namespace, folder: Path) -> Iterator[tuple[list[Result], int]]:
     """Of each row the runs that count, and how many did not: too much of the machine was stolen.
 
     What a hypervisor takes from the client for longer than a token's gap merges tokens, whatever
@@ -611,10 +614,7 @@ def main() -> None:
             here = argparse.Namespace(**vars(options))
             here.realtime = options.realtime and not row.ordinary
             rows = (row, replace(row, what=IN_TURN, workers=1)) if row.workers == 2 else (row,)
-            with (
-                truth_server(row.server, Path(folder), here.port, here),
-                burnt_core(row.burn, here.realtime),
-            ):
+            with truth_server(row.server, Path(folder), here.port, here), burnt_core(row.burn, here.realtime):
                 runs = list(runs_of(rows, here, Path(folder)))
             for part, (results, left_out) in zip(rows, runs, strict=True):
                 shown = [str(part.streams), part.what, *cells(results)]
@@ -660,9 +660,11 @@ def add_peers(page: Page, options: argparse.Namespace) -> None:
     from support import loadgen_peers
 
     page.add("\n## Other tools, the same server, 512 streams on one core\n")
-    page.add("Three requests a stream, each tool's own defaults, one run each; the C server, so no "
-             "wait in it to speak of. TPOT where a tool reports no gaps between tokens. The row of "
-             "512 streams above is ours.\n")  # fmt: skip
+    page.add(
+        "Three requests a stream, each tool's own defaults, one run each; the C server, so no "
+        "wait in it to speak of. TPOT where a tool reports no gaps between tokens. The row of "
+        "512 streams above is ours.\n"
+    )
     for line in loadgen_peers.table(options.peers, options.tokenizer, options.port + 1):
         page.add(line)
 

@@ -246,10 +246,7 @@ def row(what: str, run: LevelRun, arrival_ms: float, clock: str) -> str:
         raise SystemExit(f"{len(failed)} requests failed: {failed[0].error}")
     ttft_ms = [1e3 * (r.token_times_s[0] - r.sent_s) for r in run.records]
     gaps_ms = np.concatenate([1e3 * np.diff(r.token_times_s) for r in run.records])
-    for values, name, true in (
-        (ttft_ms, "ttft", stats["ttft_from_arrival"]),
-        (gaps_ms, "itl", stats["itl"]),
-    ):
+    for values, name, true in ((ttft_ms, "ttft", stats["ttft_from_arrival"]), (gaps_ms, "itl", stats["itl"])):
         for q in (50, 99):
             reported = np.percentile(values, q)
             cells.append(f"{reported:.3f} ({true[f'p{q}_ms']:.3f})")
@@ -277,8 +274,7 @@ def exact(add: Callable[[str], None], folder: Path) -> None:
         errors_s = [clock._used_s - s for clock, s in zip(clocks, SKEWS_S, strict=True)]
         held = sum(abs(e) <= c.error_s for e, c in zip(errors_s, clocks, strict=True))
         off_s = [
-            abs(record.sent_s - record.due_s + errors_s[record.request_id % len(clocks)])
-            for record in run.records
+            abs(record.sent_s - record.due_s + errors_s[record.request_id % len(clocks)]) for record in run.records
         ]
         worst_ms = 1e3 * max(map(abs, errors_s))
         clock = f"{worst_ms:.3f} ({run.check.clock_error_bound_ms:.1f}), {held} of 4 within"

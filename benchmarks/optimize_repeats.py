@@ -31,8 +31,7 @@ EQUAL = {
     "variants": [{"name": "same", "engine": {}}],
 }
 DRAFTS = {
-    "evaluate": SHORT
-    | {"concurrency": [1], "output_tokens": 64, "requests_per_user": 12, "rounds": 5},
+    "evaluate": SHORT | {"concurrency": [1], "output_tokens": 64, "requests_per_user": 12, "rounds": 5},
     "variants": [
         {"name": "draft", "engine": {"draft": "demo-text-draft"}},
         {"name": "ngram", "engine": {"draft": "ngram"}},
@@ -66,9 +65,7 @@ def equal(jobs: int) -> None:
         shown, missed = [], 0
         for name in ("same", "baseline-again"):
             found = ratio(variants[name])
-            shown.append(
-                "no ratio" if found is None else "{:.3f} ({:.3f} to {:.3f})".format(*found)
-            )
+            shown.append("no ratio" if found is None else "{:.3f} ({:.3f} to {:.3f})".format(*found))
             if found is not None:
                 counted += 1
                 missed += not found[1] <= 1 <= found[2]
@@ -91,8 +88,9 @@ def drafts(jobs: int) -> None:
                 continue
             kept.append(measured)
             print(
-                f"| {number} | {name} | {quality['accepted_frac']:.1%} | "
-                "{:.2f} ({:.2f} to {:.2f}) | ".format(*measured)
+                f"| {number} | {name} | {quality['accepted_frac']:.1%} | {{:.2f}} ({{:.2f}} to {{:.2f}}) | ".format(
+                    *measured
+                )
                 + f"{quality['agreement_frac']:.1%} |",
                 flush=True,
             )
@@ -111,9 +109,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--busy", type=int, default=0, help="busy loops beside the jobs")
     options = parser.parse_args()
-    loops = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)
-    ]
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
     try:
         if options.what == "equal":
             equal(options.jobs or 40)

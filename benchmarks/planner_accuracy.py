@@ -31,15 +31,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.published_decisions import decision_lines  # noqa: E402
-from benchmarks.support.accuracy_tables import (  # noqa: E402
-    SHARED,
-    Figure,
-    Table,
-    figures_of,
-    prior_without,
-    splits,
-    tables,
-)
+from benchmarks.support.accuracy_tables import SHARED, Figure, Table, figures_of, prior_without, splits, tables  # noqa: E402
 from benchmarks.support.error_constants import Linear, Search, conformal  # noqa: E402
 from benchmarks.support.work_items import add_options, mapped  # noqa: E402
 from lmi_bench.analysis.fit.discrepancy import ERRORS, ErrorConstants  # noqa: E402
@@ -180,10 +172,7 @@ def factor(constants: ErrorConstants, figure: Figure) -> float:
 def write_left_out(without: dict[str, ErrorConstants], final: ErrorConstants) -> None:
     """Only what differs from the constants that ship."""
     common = asdict(final)
-    differing = {
-        name: {k: v for k, v in asdict(each).items() if v != common[k]}
-        for name, each in without.items()
-    }
+    differing = {name: {k: v for k, v in asdict(each).items() if v != common[k]} for name, each in without.items()}
     LEFT_OUT.write_text(json.dumps(differing, indent=1) + "\n")
 
 
@@ -212,8 +201,8 @@ def groups(figures: Sequence[Figure]) -> Iterator[tuple[str, Groups]]:
         f.users is not None and f.users >= 91 and "pools" not in f.table
     )
     for low, high in ((0.0, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, 99.0)):
-        parts[f"{low:g} to {high:g} doublings from the nearest cell"] = (
-            lambda f, low=low, high=high: f.distance is not None and low <= f.distance < high
+        parts[f"{low:g} to {high:g} doublings from the nearest cell"] = lambda f, low=low, high=high: (
+            f.distance is not None and low <= f.distance < high
         )
     found = {}
     for name, belongs in parts.items():
@@ -224,9 +213,7 @@ def groups(figures: Sequence[Figure]) -> Iterator[tuple[str, Groups]]:
             f for f in figures if f.kind == "short" and f.twice and f.is_ttft == ttft
         ]
         found[f"at least twice the calibrated lengths or users, without pools | {label}"] = [
-            f
-            for f in figures
-            if f.kind == "short" and f.twice and f.is_ttft == ttft and "pools" not in f.table
+            f for f in figures if f.kind == "short" and f.twice and f.is_ttft == ttft and "pools" not in f.table
         ]
     yield "By load and distance", found
 
@@ -241,9 +228,7 @@ def summary(figures: Sequence[Figure]) -> dict[str, float]:
         "median": float(np.median(errors)),
         "p90": float(np.quantile(errors, 0.9)),
         "covered": float(np.mean([f.low <= f.measured <= f.high for f in said])) if said else 0.0,
-        "half_width": float(np.median([(f.high - f.low) / 2 / f.predicted for f in said]))
-        if said
-        else 0.0,
+        "half_width": float(np.median([(f.high - f.low) / 2 / f.predicted for f in said])) if said else 0.0,
     }
 
 
@@ -273,9 +258,7 @@ def page(figures: Sequence[Figure]) -> tuple[str, dict[str, dict[str, float]]]:
             numbers[f"{title}: {name}"] = {k: round(v, 4) for k, v in s.items()}
             lines.append(
                 f"| {name} | {s['n']:.0f} | {s['silent'] or ''} | {s['median']:.1%} / "
-                f"{s['p90']:.1%} | {s['covered']:.0%} | {s['half_width']:.1%} |".replace(
-                    "|  |", "| |"
-                )
+                f"{s['p90']:.1%} | {s['covered']:.0%} | {s['half_width']:.1%} |".replace("|  |", "| |")
             )
     return "\n".join(lines) + "\n", numbers
 
@@ -285,9 +268,7 @@ def sources() -> str:
     lines = ["", "## Tables", "", "| table | rows | cells | source |", "|---|---|---|---|"]
     for table in tables():
         where = "ships" if table.ships else f"fetch: {fetched(table)}"
-        lines.append(
-            f"| {table.name} | {len(table.rows)} | {table.cells} | {table.source}, {where} |"
-        )
+        lines.append(f"| {table.name} | {len(table.rows)} | {table.cells} | {table.source}, {where} |")
     return "\n".join(lines) + "\n"
 
 
@@ -327,17 +308,14 @@ def speed() -> str:
                         asked += 1
                         workload = Workload(entry.shape, "float16", *lengths)
                         try:
-                            plan = plan_copy(
-                                Layout(instance, degree), workload, profile, open_loop=True
-                            )
+                            plan = plan_copy(Layout(instance, degree), workload, profile, open_loop=True)
                         except InputError:
                             continue
                         plan.steady.rate_per_s(plan.steady.slots)
                         priced += 1
         took_s = time.process_time() - start_s
         lines.append(
-            f"- {profile.label}: {priced:,} priced configurations (of {asked:,} asked) in "
-            f"{took_s:.1f} s of one core"
+            f"- {profile.label}: {priced:,} priced configurations (of {asked:,} asked) in {took_s:.1f} s of one core"
         )
     return "\n".join(lines) + "\n"
 

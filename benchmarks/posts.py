@@ -28,16 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.support.accuracy_tables import SHARED  # noqa: E402
 from benchmarks.support.posts_engines import BATCHING, CONTAINER, TOOLKIT  # noqa: E402
 from benchmarks.support.posts_jumpstart import JUMPSTART  # noqa: E402
-from benchmarks.support.posts_program import (  # noqa: E402
-    AGREES,
-    DIFFERS,
-    NEEDS_GPU,
-    Claim,
-    Program,
-    by_id,
-    one_of,
-    shown,
-)
+from benchmarks.support.posts_program import AGREES, DIFFERS, NEEDS_GPU, Claim, Program, by_id, one_of, shown  # noqa: E402
 from benchmarks.support.posts_tables import FALCON_USERS, command, falcon, jumpstart  # noqa: E402
 
 PAGE = ROOT / "docs" / "posts.md"
@@ -58,10 +49,7 @@ _MIXED = (
     "sweep scenarios/mixed-20-500.yaml --target engine --model demo-15m --backend native "
     "--concurrency 8 --requests-per-user 3"
 )
-_WAYS = {
-    "dynamic, 4": "--policy dynamic --batch-size 4",
-    "rolling": "--policy rolling",
-}
+_WAYS = {"dynamic, 4": "--policy dynamic --batch-size 4", "rolling": "--policy rolling"}
 _NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 _SAME = 0.02  # relative difference of numbers that a page of this tree may have
 
@@ -70,9 +58,7 @@ def claim_lines(program: Program, claims: tuple[Claim, ...]) -> list[str]:
     lines = ["| | claim | figure | here | verdict |", "|---|---|---|---|---|"]
     for claim in claims:
         text, verdict = (each.replace("|", "/") for each in claim.verdict(program))
-        lines.append(
-            f"| {claim.id} | {claim.said} | {claim.figure} | {claim.how}: {text} | {verdict} |"
-        )
+        lines.append(f"| {claim.id} | {claim.said} | {claim.figure} | {claim.how}: {text} | {verdict} |")
     lines += ["", "Commands:", ""]
     for commands in dict.fromkeys(claim.shows for claim in claims):
         ids = ", ".join(claim.id for claim in claims if claim.shows == commands)
@@ -88,14 +74,9 @@ def table_lines(program: Program, name: str) -> list[str]:
         agreeing = counts[is_fitted, AGREES]
         total = agreeing + counts[is_fitted, DIFFERS]
         lines += [f"Of {total} figures {words}, {agreeing} agree. " if total else ""]
+    lines += ["", "| set-up | published | predicted (80 %) | fit | verdict |", "|---|---|---|---|---|"]
     lines += [
-        "",
-        "| set-up | published | predicted (80 %) | fit | verdict |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {cell.where} | {cell.published} | {cell.given} | {'yes' if cell.is_fitted else 'no'} "
-        f"| {cell.verdict} |"
+        f"| {cell.where} | {cell.published} | {cell.given} | {'yes' if cell.is_fitted else 'no'} | {cell.verdict} |"
         for cell in cells
     ]
     return lines
@@ -106,8 +87,7 @@ def falcon_lines(program: Program) -> list[str]:
         f"The post states no load: {FALCON_USERS} users are simulated, which fill every batch. "
         "Ratios are to dynamic batching of the same requests.",
         "",
-        "| in / out | batching | published tok/s, p90 s | ratio | simulated tok/s, p90 s | ratio "
-        "| verdict |",
+        "| in / out | batching | published tok/s, p90 s | ratio | simulated tok/s, p90 s | ratio | verdict |",
         "|---|---|---|---|---|---|---|",
     ]
     commands, base = [], {}

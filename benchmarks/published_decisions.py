@@ -34,24 +34,11 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.support.accuracy_tables import (  # noqa: E402
-    Table,
-    fitted_with,
-    octaves_apart,
-    prior_without,
-    tables,
-)
+from benchmarks.support.accuracy_tables import Table, fitted_with, octaves_apart, prior_without, tables  # noqa: E402
 from lmi_bench.analysis.fit.discrepancy import ERRORS, ErrorConstants  # noqa: E402
 from lmi_bench.analysis.fit.measured_tables import TableRow  # noqa: E402
 from lmi_bench.analysis.fit.uncertainty import Estimate  # noqa: E402
-from lmi_bench.analysis.fit.validation import (  # noqa: E402
-    FittedRows,
-    Judged,
-    PriorRule,
-    fitted_rows,
-    judge,
-    validate,
-)
+from lmi_bench.analysis.fit.validation import FittedRows, Judged, PriorRule, fitted_rows, judge, validate  # noqa: E402
 from lmi_bench.analysis.fleet.ranking import LEAST_CHANCE, LEAST_SAVING  # noqa: E402
 from lmi_bench.analysis.model.measured_level import MeasuredLevel  # noqa: E402
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters  # noqa: E402
@@ -163,9 +150,7 @@ def by_nearest(judged: Sequence[Judged], figure: str) -> list[Option]:
         apart = [octaves_apart(cell, other) for _, other in known]
         near, other = known[int(np.argmin(apart))]
         latency = near.measured(figure) or math.inf
-        speed = (near.measured("throughput_tokens_per_s") or 0.0) * (
-            cell.load.value / other.load.value
-        )
+        speed = (near.measured("throughput_tokens_per_s") or 0.0) * (cell.load.value / other.load.value)
         price = usd_per_hour(cell)
         cost = price / speed if speed else math.inf
         found.append(Option(cost, latency, latency, price / true_speed, true))
@@ -284,20 +269,14 @@ def _lengths(row: TableRow) -> tuple[int, int]:
 
 
 def _stating(judged: Sequence[Judged], figure: str) -> list[Judged]:
-    return [
-        row
-        for row in judged
-        if row.row.cell and row.measured(figure) and row.measured("throughput_tokens_per_s")
-    ]
+    return [row for row in judged if row.row.cell and row.measured(figure) and row.measured("throughput_tokens_per_s")]
 
 
 def _without_interval(judged: Sequence[Judged], figure: str) -> list[Option]:
     return [replace(option, upper=option.latency) for option in options_of(judged, figure)]
 
 
-def decision_lines(
-    constants_without: Callable[[str], ErrorConstants],
-) -> tuple[str, dict[str, dict[str, float]]]:
+def decision_lines(constants_without: Callable[[str], ErrorConstants]) -> tuple[str, dict[str, dict[str, float]]]:
     """The page's section, and shares of broken limits and regrets by method."""
     pooled: dict[str, list[Decision]] = {}
     by_table: dict[str, dict[str, list[Decision]]] = {}
@@ -313,10 +292,7 @@ def decision_lines(
     lines += ["| method | decisions | none | broken | regret median / p90 / worst |"]
     lines += ["|---|---|---|---|---|"]
     lines += [_line(name, made) for name, made in pooled.items()]
-    for title, method in (
-        ("after 6 cells", "planner, 6 cells"),
-        ("after 4 cells, then 2 that decide", DECISIVE_CELLS),
-    ):
+    for title, method in (("after 6 cells", "planner, 6 cells"), ("after 4 cells, then 2 that decide", DECISIVE_CELLS)):
         lines += ["", f"| table, {title} | decisions | none | broken | regret |"]
         lines += ["|---|---|---|---|---|"]
         lines += [_line(name, found[method]) for name, found in by_table.items()]

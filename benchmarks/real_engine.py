@@ -96,17 +96,12 @@ WARM_UP = Level("warm-up", 128, 64, 64, users=4)
 # the six once more at the end, the last first
 AGAIN = tuple(replace(level, name=f"{level.name}-again") for level in reversed(CALIBRATION))
 # measured in turn, so that a machine that changes slowly changes for both alike
-ORDER = (
-    *(level for pair in zip(CALIBRATION, UNSEEN, strict=False) for level in pair),
-    *UNSEEN[len(CALIBRATION) :],
-)
+ORDER = (*(level for pair in zip(CALIBRATION, UNSEEN, strict=False) for level in pair), *UNSEEN[len(CALIBRATION) :])
 
 
 def cli(*arguments: str, quiet: bool = True) -> str:
     """Run one lmi-bench command and return what it printed; its errors end the benchmark."""
-    done = subprocess.run(
-        [sys.executable, "-m", "lmi_bench", *arguments], text=True, capture_output=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "lmi_bench", *arguments], text=True, capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(f"lmi-bench {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}")
     if not quiet:
@@ -190,12 +185,7 @@ def all_ours() -> bool:
 
 
 def measure(
-    level: Level,
-    out: Path,
-    target: str,
-    options: Sequence[str],
-    processors: Processors,
-    patience: Patience,
+    level: Level, out: Path, target: str, options: Sequence[str], processors: Processors, patience: Patience
 ) -> None:
     """Sweep one level into its folder, again while others took the processors."""
     folder = out / level.name
@@ -259,11 +249,7 @@ def vllm_server(python: str, model: str, dtype: str) -> Iterator[tuple[str, int]
     command += ["--served-model-name", model, "--port", str(PORT), "--host", "127.0.0.1"]
     command += ["--dtype", dtype, "--max-model-len", "2048"]
     server = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     url = f"http://127.0.0.1:{PORT}"
     try:
@@ -342,10 +328,7 @@ def judge(out: Path) -> None:
             f"{np.median(widths[key]):.1%} |"
         )
     print_drift(out)
-    taken = [
-        json.loads(path.read_text(encoding="utf-8"))["foreign_share"]
-        for path in out.glob("*/foreign.json")
-    ]
+    taken = [json.loads(path.read_text(encoding="utf-8"))["foreign_share"] for path in out.glob("*/foreign.json")]
     if taken:
         print(
             "\nOther processes, and the host of the virtual machine, took "
@@ -376,10 +359,7 @@ def measure_all(args: argparse.Namespace) -> None:
     facts = {
         "title": f"{names.get(args.engine, args.engine)}, {args.model}, {dtype}",
         "description": f"{len(CALIBRATION)} levels calibrate, each measured twice: "
-        + ", ".join(
-            f"{level.users} users {level.input_tokens}/{level.output_tokens}"
-            for level in CALIBRATION
-        )
+        + ", ".join(f"{level.users} users {level.input_tokens}/{level.output_tokens}" for level in CALIBRATION)
         + f". Client and engine share {os.cpu_count()} cores.",
     }
     (out / "engine.json").write_text(json.dumps(facts), encoding="utf-8")

@@ -82,9 +82,7 @@ def llama_server(python: str, gguf: str | None) -> Iterator[str]:
     try:
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s and server.poll() is None:
-            done = subprocess.run(
-                ["curl", "-sf", f"http://127.0.0.1:{PORT}/v1/models"], capture_output=True
-            )
+            done = subprocess.run(["curl", "-sf", f"http://127.0.0.1:{PORT}/v1/models"], capture_output=True)
             if done.returncode == 0:
                 break
             time.sleep(0.5)
@@ -143,12 +141,27 @@ def ours(url: str, users: int, folder: Path, options: argparse.Namespace) -> Lev
     """What `lmi-bench sweep` measured. Raises PeerFailed where that is nothing."""
     out = folder / "run"
     done = subprocess.run(
-        [sys.executable, "-m", "lmi_bench", "sweep", url, "--concurrency", str(users),
-         "--requests-per-level", str(options.requests), "--input-tokens", str(TOKENS),
-         "--output-tokens", str(TOKENS), "--out", str(out)],
-        capture_output=True, text=True,
+        [
+            sys.executable,
+            "-m",
+            "lmi_bench",
+            "sweep",
+            url,
+            "--concurrency",
+            str(users),
+            "--requests-per-level",
+            str(options.requests),
+            "--input-tokens",
+            str(TOKENS),
+            "--output-tokens",
+            str(TOKENS),
+            "--out",
+            str(out),
+        ],
+        capture_output=True,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-    )  # fmt: skip
+    )
     if done.returncode != 0:
         raise PeerFailed(f"exit status {done.returncode}: {last_line(done.stderr)}")
     return load_run(out).levels[0]
@@ -159,15 +172,45 @@ def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> Le
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [options.vllm, "-c", BENCH, "--backend", "openai", "--base-url", url,
-         "--endpoint", "/v1/completions", "--model", MODEL, "--tokenizer",
-         str(model_folder(MODEL)), "--dataset-name", "random",
-         "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
-         "--num-prompts", str(options.requests), "--max-concurrency", str(users), "--ignore-eos",
-         "--save-result", "--result-dir", str(folder), "--result-filename", "v.json",
-         "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+        [
+            options.vllm,
+            "-c",
+            BENCH,
+            "--backend",
+            "openai",
+            "--base-url",
+            url,
+            "--endpoint",
+            "/v1/completions",
+            "--model",
+            MODEL,
+            "--tokenizer",
+            str(model_folder(MODEL)),
+            "--dataset-name",
+            "random",
+            "--random-input-len",
+            str(TOKENS),
+            "--random-output-len",
+            str(TOKENS),
+            "--num-prompts",
+            str(options.requests),
+            "--max-concurrency",
+            str(users),
+            "--ignore-eos",
+            "--save-result",
+            "--result-dir",
+            str(folder),
+            "--result-filename",
+            "v.json",
+            "--percentile-metrics",
+            "ttft,tpot,itl",
+            "--metric-percentiles",
+            "50,99",
+        ],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     if done.returncode != 0:
         raise PeerFailed(f"exit status {done.returncode}: {last_line(done.stderr)}")
     result = json.loads((folder / "v.json").read_text())
@@ -182,10 +225,7 @@ def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> Le
 
 
 def last_line(text: str) -> str:
-    return next(
-        (line for line in reversed(text.splitlines()) if "error" in line.lower()),
-        "no error is told",
-    )
+    return next((line for line in reversed(text.splitlines()) if "error" in line.lower()), "no error is told")
 
 
 def compare(url: str, options: argparse.Namespace) -> None:
@@ -208,10 +248,13 @@ def compare(url: str, options: argparse.Namespace) -> None:
                 spans.append((min(values), max(values)))
                 cells.append(statistics.median(values))
             apart = max(spans[0][0], spans[1][0]) > min(spans[0][1], spans[1][1])
-            print(f"| {users} | {metric} | {cells[0]:.2f} | {spans[0][0]:.2f}-{spans[0][1]:.2f} | "
-                  f"{cells[1]:.2f} | {spans[1][0]:.2f}-{spans[1][1]:.2f} | "
-                  f"{100 * (cells[0] / cells[1] - 1):+.1f} % | "
-                  f"{'apart' if apart else 'overlap'} |", flush=True)  # fmt: skip
+            print(
+                f"| {users} | {metric} | {cells[0]:.2f} | {spans[0][0]:.2f}-{spans[0][1]:.2f} | "
+                f"{cells[1]:.2f} | {spans[1][0]:.2f}-{spans[1][1]:.2f} | "
+                f"{100 * (cells[0] / cells[1] - 1):+.1f} % | "
+                f"{'apart' if apart else 'overlap'} |",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -230,8 +273,11 @@ def main() -> None:
     start_s = time.monotonic()
     with server_of(options) as (name, url):
         facts = json.dumps({"cpu": host_facts()["cpu"], "cores": os.cpu_count()})
-        print(f"{name}, {MODEL}, {facts}, ready after {time.monotonic() - start_s:.0f} s; load "
-              f"average {os.getloadavg()[0]:.1f}\n", flush=True)  # fmt: skip
+        print(
+            f"{name}, {MODEL}, {facts}, ready after {time.monotonic() - start_s:.0f} s; load "
+            f"average {os.getloadavg()[0]:.1f}\n",
+            flush=True,
+        )
         if options.what == "sweep":
             sweep(url)
         else:

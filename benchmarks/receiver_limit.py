@@ -33,9 +33,7 @@ def build(folder: Path) -> Path:
     return reader
 
 
-def read(
-    reader: Path, way: str, streams: int, options: argparse.Namespace, folder: Path
-) -> tuple[float, float, float]:
+def read(reader: Path, way: str, streams: int, options: argparse.Namespace, folder: Path) -> tuple[float, float, float]:
     """Events a second, CPU seconds for 100,000 of them, and the server's lateness in ms."""
     if way == "sweep":
         accuracy.take_cores(accuracy.CLIENT_CORE, realtime=options.realtime)
@@ -75,8 +73,12 @@ def main() -> None:
     options = parser.parse_args()
     options.timestamps = None
     lines = ["# What a core can receive", "", *__doc__.split("\n\n", 2)[2].strip().splitlines()]
-    lines += ["", f"{options.tokens} tokens an answer, {options.itl_ms:g} ms apart; median, lowest "
-              f"and highest of {options.repeat} runs.", ""]  # fmt: skip
+    lines += [
+        "",
+        f"{options.tokens} tokens an answer, {options.itl_ms:g} ms apart; median, lowest "
+        f"and highest of {options.repeat} runs.",
+        "",
+    ]
     lines += ["| " + " | ".join(TITLES) + " |", "|---:|---|---:|---:|---:|"]
     with tempfile.TemporaryDirectory() as name, accuracy.unthrottled(options.realtime):
         folder = Path(name)
@@ -91,8 +93,7 @@ def main() -> None:
             for way, runs in found.items():
                 events, cpu_s, late_ms = zip(*runs, strict=True)
                 cells = [spread(events, "{:,.0f}"), spread(cpu_s, "{:.2f}")]
-                lines.append(f"| {streams:,} | {way} | {' | '.join(cells)} | "
-                             f"{spread(late_ms, '{:.2f}')} |")  # fmt: skip
+                lines.append(f"| {streams:,} | {way} | {' | '.join(cells)} | {spread(late_ms, '{:.2f}')} |")
                 print(lines[-1], flush=True)
     if options.write is not None:
         options.write.write_text("\n".join(lines) + "\n", encoding="utf-8")

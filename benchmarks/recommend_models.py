@@ -23,40 +23,70 @@ from lmi_bench.jobs.settings.recommend import RecommendSettings
 
 CONFIGS = {
     "kimi-k2 (config.json)": {
-        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "vocab_size": 163840,
-        "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 64,
-        "num_key_value_heads": 64, "intermediate_size": 18432, "first_k_dense_replace": 1,
-        "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048, "q_lora_rank": 1536, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "max_position_embeddings": 131072, "tie_word_embeddings": False,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "kimi_k2",
+        "vocab_size": 163840,
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "intermediate_size": 18432,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 384,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
         "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     },
     "glm-4.5 (config.json)": {
-        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "vocab_size": 151552,
-        "num_hidden_layers": 92, "hidden_size": 5120, "num_attention_heads": 96,
-        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
-        "first_k_dense_replace": 3, "n_routed_experts": 160, "n_shared_experts": 1,
-        "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "num_nextn_predict_layers": 1,
-        "max_position_embeddings": 131072, "tie_word_embeddings": False,
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "vocab_size": 151552,
+        "num_hidden_layers": 92,
+        "hidden_size": 5120,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 160,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1536,
+        "num_nextn_predict_layers": 1,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
     },
-}  # fmt: skip
+}
 MODELS = (
-    "deepseek-r1", "kimi-k2 (config.json)", "qwen3-235b", "gpt-oss-120b", "glm-4.5 (config.json)",
+    "deepseek-r1",
+    "kimi-k2 (config.json)",
+    "qwen3-235b",
+    "gpt-oss-120b",
+    "glm-4.5 (config.json)",
     "llama-3.1-70b",
-)  # fmt: skip
+)
 LOADS = ((1000, 1000, 2.0, ()), (8192, 1024, 1.0, ("itl_p90<=60ms",)))
 
 
-def candidates(
-    model: str, platform: str, load: tuple[int, int, float, tuple[str, ...]]
-) -> list[Candidate]:
+def candidates(model: str, platform: str, load: tuple[int, int, float, tuple[str, ...]]) -> list[Candidate]:
     """Fleets for the load, the best first."""
     prompt, output, rate, slo = load
     settings = RecommendSettings(
-        model=model, input_tokens=prompt, output_tokens=output, rate=rate, slo=slo,
+        model=model,
+        input_tokens=prompt,
+        output_tokens=output,
+        rate=rate,
+        slo=slo,
         price_list=PriceSettings(platform=platform),
-    )  # fmt: skip
+    )
     answer = recommend(settings).answer
     return list(answer.candidates) if answer.recommended is not None else []
 
@@ -66,9 +96,7 @@ def lines(folder: Path) -> list[str]:
     found = []
     for load in LOADS:
         prompt, output, rate, slo = load
-        found.append(
-            f"\n{prompt} in / {output} out, {rate:g} req/s{''.join(f', {each}' for each in slo)}\n"
-        )
+        found.append(f"\n{prompt} in / {output} out, {rate:g} req/s{''.join(f', {each}' for each in slo)}\n")
         found.append("| model | fleet | USD/h | cheapest anywhere | USD/h | ratio | CPU s |")
         found.append("|---|---|---:|---|---:|---:|---:|")
         for name in MODELS:
@@ -83,12 +111,10 @@ def lines(folder: Path) -> list[str]:
             cpu_s = time.process_time() - start_s
             priced = [
                 (each.price_usd_per_hour, platform, each)
-                for platform, fleets in (
-                    ("SageMaker", here), ("EC2", candidates(model, "ec2", load)),
-                )
+                for platform, fleets in (("SageMaker", here), ("EC2", candidates(model, "ec2", load)))
                 for each in fleets
                 if each.price_usd_per_hour
-            ]  # fmt: skip
+            ]
             if not here or not priced:
                 found.append(f"| {name} | none | | | | | {cpu_s:.1f} |")
                 continue
@@ -104,11 +130,7 @@ def lines(folder: Path) -> list[str]:
 def cell(fleet: Candidate) -> tuple[str, str]:
     """The fleet and its price, marked."""
     estimated = fleet.price_range_usd_per_hour is not None
-    price = (
-        ""
-        if fleet.price_usd_per_hour is None
-        else usd_text(fleet.price_usd_per_hour, estimated=estimated)
-    )
+    price = "" if fleet.price_usd_per_hour is None else usd_text(fleet.price_usd_per_hour, estimated=estimated)
     machine = fleet.instance.removeprefix("ml.")
     return f"{fleet.instances} x {machine}, TP {fleet.tensor_parallel}", price
 
@@ -122,8 +144,7 @@ def main() -> None:
     print(text)
     if args.out is not None:
         args.out.write_text(
-            f"# Fleets for today's models\n\n    python benchmarks/recommend_models.py\n{text}\n",
-            "utf-8",
+            f"# Fleets for today's models\n\n    python benchmarks/recommend_models.py\n{text}\n", "utf-8"
         )
 
 

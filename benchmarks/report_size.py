@@ -43,8 +43,7 @@ _CHARTS = (
     ".filter((each) => {filter}).every((each) => each.querySelector('.main-svg'))"
 )
 SEEN = _CHARTS.format(
-    filter="each.getBoundingClientRect().top < innerHeight"
-    " && each.getBoundingClientRect().bottom > 0"
+    filter="each.getBoundingClientRect().top < innerHeight && each.getBoundingClientRect().bottom > 0"
 )
 DRAWN = _CHARTS.format(filter="true")
 LAST_CHART = "view-interactivity"
@@ -68,9 +67,7 @@ def level_records(rng: np.random.Generator, users: int, requests: int) -> list[R
         record = RequestRecord(number, sent_s, exchange, INPUT_TOKENS, int(tokens[number]))
         if failed[number]:
             cut = Exchange(sent_s, ended_s=sent_s + 1.0)
-            record = RequestRecord(
-                number, sent_s, cut, INPUT_TOKENS, status="server_error", error="HTTP 500"
-            )
+            record = RequestRecord(number, sent_s, cut, INPUT_TOKENS, status="server_error", error="HTTP 500")
         records.append(record)
     return records
 
@@ -147,10 +144,7 @@ def main() -> None:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         build_s = time.perf_counter() - start_s
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        rows = [
-            ("build", build_s, "s", MAX_BUILD_S),
-            ("page", page.stat().st_size / 1e6, "MB", MAX_MB),
-        ]
+        rows = [("build", build_s, "s", MAX_BUILD_S), ("page", page.stat().st_size / 1e6, "MB", MAX_MB)]
         if _driver.found() is not None:
             opened_s = open_s(page, Path(temporary))
             rows.append(("open in Chromium", opened_s["page"], "s", MAX_OPEN_S))

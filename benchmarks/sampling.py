@@ -31,11 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "top-k 50, top-p 0.9": {"temperature": 1.0, "top_k": 50, "top_p": 0.9},
     "min-p 0.05": {"temperature": 1.0, "min_p": 0.05},
     "repetition penalty 1.1": {"temperature": 1.0, "repetition_penalty": 1.1},
-    "presence and frequency 0.5": {
-        "temperature": 1.0,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.5,
-    },
+    "presence and frequency 0.5": {"temperature": 1.0, "presence_penalty": 0.5, "frequency_penalty": 0.5},
 }
 
 
@@ -62,9 +58,7 @@ def main() -> None:
     torch.manual_seed(0)
     chance = random.Random(0)
     logits = torch.randn(asked.rows, asked.vocab) * 3
-    histories = [
-        [chance.randrange(asked.vocab) for _ in range(asked.history)] for _ in range(asked.rows)
-    ]
+    histories = [[chance.randrange(asked.vocab) for _ in range(asked.history)] for _ in range(asked.rows)]
     times_s: dict[str, list[float]] = {name: [] for name in CASES}
     for number in range(asked.rounds + 1):
         for name, settings in CASES.items():

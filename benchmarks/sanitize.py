@@ -21,11 +21,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TESTS = (
-    "tests/loadgen/http",
-    "tests/engine/native_backend",
-    "tests/analysis/level/test_native_queue.py",
-)
+TESTS = ("tests/loadgen/http", "tests/engine/native_backend", "tests/analysis/level/test_native_queue.py")
 FLAGS = {
     "address": "-fsanitize=address -fno-omit-frame-pointer -g",
     "undefined": "-fsanitize=undefined -fno-sanitize-recover=all -g",
@@ -69,21 +65,15 @@ def run(sanitizer: str, tests: list[str]) -> int:
         command = ["env", f"LD_PRELOAD={runtime}", sys.executable, "-m", "pytest", "-q", "-x"]
         started_s = time.monotonic()
         print(f"{sanitizer}: {' '.join(tests)}", flush=True)
-        code = subprocess.run(
-            [*command, "-p", "no:cacheprovider", *tests], cwd=ROOT, env=environment
-        ).returncode
+        code = subprocess.run([*command, "-p", "no:cacheprovider", *tests], cwd=ROOT, env=environment).returncode
         built = sorted(path.stem.partition("-")[0] for path in folder.rglob("*.so"))
-    print(
-        f"{sanitizer}: exit {code}, {time.monotonic() - started_s:.0f} s, built {built}", flush=True
-    )
+    print(f"{sanitizer}: exit {code}, {time.monotonic() - started_s:.0f} s, built {built}", flush=True)
     return code or (0 if {"harvest", "step", "queue"} <= set(built) else 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "sanitizers", nargs="*", help=f"of {', '.join(FLAGS)}; all of them unless named"
-    )
+    parser.add_argument("sanitizers", nargs="*", help=f"of {', '.join(FLAGS)}; all of them unless named")
     parser.add_argument("--tests", nargs="*", default=list(TESTS))
     options = parser.parse_args()
     if unknown := set(options.sanitizers) - set(FLAGS):

@@ -226,10 +226,7 @@ def matrix_schema() -> Schema:
     properties = {
         "schema_version": {"const": SCHEMA_VERSION},
         "matrix": TEXT,
-        "cells": {
-            "type": "array",
-            "items": {"type": "object", "properties": cell, "required": keys},
-        },
+        "cells": {"type": "array", "items": {"type": "object", "properties": cell, "required": keys}},
     }
     schema = {"type": "object", "properties": properties, "required": [*properties]}
     return whole("matrix.json of a matrix of runs", schema, Shared())

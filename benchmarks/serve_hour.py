@@ -254,13 +254,9 @@ def watch(server: Server, plan: Plan, per_s: float, longest: int, seen: Seen) ->
     spawn = get_context("spawn")
     pipes = {name: spawn.Pipe(duplex=False) for name in ("honest", "hostile")}
     children = [
+        spawn.Process(target=honest_process, args=(server.url, plan, per_s, pipes["honest"][1]), daemon=True),
         spawn.Process(
-            target=honest_process, args=(server.url, plan, per_s, pipes["honest"][1]), daemon=True
-        ),
-        spawn.Process(
-            target=hostile_process,
-            args=(server.url, server.model, longest, plan, pipes["hostile"][1]),
-            daemon=True,
+            target=hostile_process, args=(server.url, server.model, longest, plan, pipes["hostile"][1]), daemon=True
         ),
     ]
     for child in children:
@@ -375,11 +371,7 @@ def percentiles(seen: Seen) -> dict[str, list[float]]:
 
 def failures(seen: Seen) -> list[str]:
     """What the hour should have shown and did not."""
-    ratios = {
-        name: beside / alone
-        for name, (alone, beside) in percentiles(seen).items()
-        if name.endswith("p99")
-    }
+    ratios = {name: beside / alone for name, (alone, beside) in percentiles(seen).items() if name.endswith("p99")}
     failed = sum(one.failure is not None for one in seen.honest)
     checks = [
         *((r <= MOST_RATIO, f"honest {n} is {r:.2f} x the undisturbed") for n, r in ratios.items()),
@@ -404,17 +396,10 @@ def table(seen: Seen) -> str:
         lines.append(f"| {title} | {' | '.join(cells)} |")
 
     for name, (alone, beside) in percentiles(seen).items():
-        add(
-            f"honest {name}, ms",
-            f"{1e3 * alone:.1f}",
-            f"{1e3 * beside:.1f} ({beside / alone:.2f} x)",
-        )
+        add(f"honest {name}, ms", f"{1e3 * alone:.1f}", f"{1e3 * beside:.1f} ({beside / alone:.2f} x)")
     each = [seen.of(kind) for kind in PHASES]
     add("honest requests answered", *(f"{len(of):,}" for of in each))
-    add(
-        "of these first refused for want of room",
-        *(str(sum(o.refused > 0 for o in of)) for of in each),
-    )
+    add("of these first refused for want of room", *(str(sum(o.refused > 0 for o in of)) for of in each))
     lags = [np.percentile([one.sent_s for one in of] or [np.nan], 99) for of in each]
     add("sent after they were due, p99, ms", *(f"{1e3 * lag:.1f}" for lag in lags))
     failed = [one for one in seen.honest if one.failure is not None]
@@ -459,19 +444,14 @@ def main() -> None:
     for executor in options.executor or ["simulated"]:
         print(executor, file=sys.stderr, flush=True)
         seen = run(
-            executor,
-            options.minutes,
-            60 * options.cycle_minutes,
-            60 * options.alone_minutes,
-            options.honest_per_s,
+            executor, options.minutes, 60 * options.cycle_minutes, 60 * options.alone_minutes, options.honest_per_s
         )
         found = failures(seen)
         problems += [f"{executor}: {text}" for text in found]
         minutes = (seen.until_s - seen.plan.start_s) / 60
         verdict = "; ".join(found) or "all bars are met"
         parts.append(
-            f"## `serve {' '.join(EXECUTORS[executor])}`\n\n{minutes:.0f} minutes: {verdict}.\n\n"
-            f"{table(seen)}\n"
+            f"## `serve {' '.join(EXECUTORS[executor])}`\n\n{minutes:.0f} minutes: {verdict}.\n\n{table(seen)}\n"
         )
         if seen.interrupted:
             break

@@ -112,9 +112,7 @@ def request_to(where, stream, tokens):
 
 async def measure(way, tokens):
     """Median gap in seconds, and CPU seconds of this process for a token."""
-    config = SchedulerConfig(
-        num_blocks=4096, max_model_len=256, block_size=16, max_rolling_batch_size=REQUESTS
-    )
+    config = SchedulerConfig(num_blocks=4096, max_model_len=256, block_size=16, max_rolling_batch_size=REQUESTS)
     executor = SleepingExecutor()
     async with AsyncEngine(Scheduler(config), executor) as engine:
         if way == "engine alone":
@@ -127,9 +125,7 @@ async def measure(way, tokens):
         else:
             app = build_app(engine, PlainTokenizer(), model_name="toy", max_model_len=256)
             async with listening(app, port=0) as where:
-                process = started_clients(
-                    where.host, where.port, request_to(where, way == "streamed", tokens)
-                )
+                process = started_clients(where.host, where.port, request_to(where, way == "streamed", tokens))
                 cpu_s = time.process_time()
                 await asyncio.to_thread(process.join)
         cpu_s = time.process_time() - cpu_s

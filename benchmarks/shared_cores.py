@@ -45,9 +45,7 @@ def sweep(model: str, back_end: str, users: list[int], tokens: int, limit_s: flo
         command += ["--concurrency", ",".join(map(str, users)), "--requests-per-user", "1"]
         command += ["--input-tokens", "32", "--output-tokens", str(tokens)]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -84,9 +82,7 @@ def main() -> None:
                 with burner(burnt):
                     found = sweep(model, back_end, order.users, order.tokens, order.limit_s)
                 speeds[back_end, burnt] = found
-                print(
-                    model, back_end, "burnt" if burnt else "alone", *map(round, found), flush=True
-                )
+                print(model, back_end, "burnt" if burnt else "alone", *map(round, found), flush=True)
         for number, users in enumerate(order.users):
             cells = [model, str(users)]
             for burnt in (False, True):

@@ -22,12 +22,7 @@ import numpy as np
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.results.slo_results import (
-    DECIDED,
-    CertainMiss,
-    judge_level,
-    requests_needed,
-)
+from lmi_bench.analysis.results.slo_results import DECIDED, CertainMiss, judge_level, requests_needed
 from lmi_bench.analysis.search.slo_search import SloSearch, slo_answer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -107,14 +102,8 @@ class MadeUp:
 
 LINEAR = MadeUp("e2e = 0.5 + users / 100 s", lambda n: 0.5 + n / 100, lambda s: 100 * (s - 0.5))
 SATURATED = MadeUp("e2e = max(1, users / 61) s", lambda n: max(1.0, n / 61), lambda s: 61 * s)
-FLAT = MadeUp(
-    "e2e = 1 / (1 - users / 120) s",
-    lambda n: 1 / max(1e-3, 1 - n / 120),
-    lambda s: 120 * (1 - 1 / s),
-)
-CLIFF = MadeUp(
-    "e2e = 0.8 s up to 93 users, then 5 s", lambda n: 0.8 if n <= 93 else 5.0, lambda _: 93.5
-)
+FLAT = MadeUp("e2e = 1 / (1 - users / 120) s", lambda n: 1 / max(1e-3, 1 - n / 120), lambda s: 120 * (1 - 1 / s))
+CLIFF = MadeUp("e2e = 0.8 s up to 93 users, then 5 s", lambda n: 0.8 if n <= 93 else 5.0, lambda _: 93.5)
 FEW = MadeUp("e2e = users / 4 s", lambda n: n / 4, lambda s: 4 * s)
 QUEUE = MadeUp(
     "e2e = 1 / (1 - rate / 20) s, at most 20, open loop",
@@ -122,13 +111,9 @@ QUEUE = MadeUp(
     lambda s: 20 * (1 - 1 / s),
     "rate_per_s",
 )
-QUICK_SATURATED = MadeUp(
-    "e2e = max(0.5, users / 122) s", lambda n: max(0.5, n / 122), lambda s: 122 * s
-)
+QUICK_SATURATED = MadeUp("e2e = max(0.5, users / 122) s", lambda n: max(0.5, n / 122), lambda s: 122 * s)
 QUICK_FLAT = MadeUp(
-    "e2e = 0.5 / (1 - users / 120) s, at most 10",
-    lambda n: 0.5 / max(0.05, 1 - n / 120),
-    lambda s: 120 * (1 - 0.5 / s),
+    "e2e = 0.5 / (1 - users / 120) s, at most 10", lambda n: 0.5 / max(0.05, 1 - n / 120), lambda s: 120 * (1 - 0.5 / s)
 )
 NOISE, HEAVY_NOISE = 0.3, 0.6
 NOISY = ((LINEAR, NOISE), (SATURATED, NOISE), (FLAT, NOISE))
@@ -189,8 +174,7 @@ def spread(values: list[float]) -> str:
 def noisy(servers: Sequence[tuple[MadeUp, float]], seeds: int) -> None:
     """Both searches on each made-up server, once a seed."""
     slo = parse_slo("e2e_p90<=2s")
-    print("| server | sigma | knee | off | off, doubling | interval holds the knee | its width | "
-          "share of the s |")  # fmt: skip
+    print("| server | sigma | knee | off | off, doubling | interval holds the knee | its width | share of the s |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for server, noise in servers:
         knee = server.knee(2 / math.exp(1.28155 * noise))  # a p90 is so much above its median
@@ -205,9 +189,11 @@ def noisy(servers: Sequence[tuple[MadeUp, float]], seeds: int) -> None:
             held += low <= knee <= high
             widths.append((high - low) / (2 * knee))
         off_text, doubling_text = spread(off), spread(off_doubling)
-        print(f"| {server.name} | {noise:g} | {knee:.1f} | {off_text} | {doubling_text} | "
-              f"{held / seeds:.0%} | +-{np.median(widths):.0%} | {spread(shares)} |",
-              flush=True)  # fmt: skip
+        print(
+            f"| {server.name} | {noise:g} | {knee:.1f} | {off_text} | {doubling_text} | "
+            f"{held / seeds:.0%} | +-{np.median(widths):.0%} | {spread(shares)} |",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -224,13 +210,13 @@ def main() -> None:
         known, usual = doubling(run, slo)
         shares.append(answer.endpoint_seconds / usual)
         case = f"{model} on {name} TP {degree}, {text}"
-        print(f"| {case} | {answer.value or 0:g} | {known:g} | {answer.endpoint_seconds:.0f} | "
-              f"{usual:.0f} | {shares[-1]:.0%} |", flush=True)  # fmt: skip
-    print(
-        f"\nShare of a doubling search's endpoint seconds: {min(shares):.0%} to {max(shares):.0%}."
-    )
-    print(f"\nLognormal noise of sigma on every answer, {seeds} searches each; medians and middle "
-          "90 %.\n")  # fmt: skip
+        print(
+            f"| {case} | {answer.value or 0:g} | {known:g} | {answer.endpoint_seconds:.0f} | "
+            f"{usual:.0f} | {shares[-1]:.0%} |",
+            flush=True,
+        )
+    print(f"\nShare of a doubling search's endpoint seconds: {min(shares):.0%} to {max(shares):.0%}.")
+    print(f"\nLognormal noise of sigma on every answer, {seeds} searches each; medians and middle 90 %.\n")
     noisy(NOISY, seeds)
     print()
     noisy(HARDER, seeds)

@@ -32,14 +32,7 @@ import aiohttp
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.support.random_calls import (  # noqa: E402
-    ANSWERED_OR_REFUSED,
-    Call,
-    Lengths,
-    is_answered,
-    is_overloaded,
-    random_call,
-)
+from benchmarks.support.random_calls import ANSWERED_OR_REFUSED, Call, Lengths, is_answered, is_overloaded, random_call  # noqa: E402
 from benchmarks.support.served import Server, cut_short, until_idle  # noqa: E402
 
 CLIENTS = 32

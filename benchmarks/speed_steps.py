@@ -36,10 +36,26 @@ NOISE, GRID_S, NOISE_S = 0.05, 0.05, 0.5
 
 def _level(load: tuple[str, ...], seed: int, folder: Path) -> Columns:
     instance, *options = load
-    command = [sys.executable, "-m", "lmi_bench", "sweep", "--target", f"sim:{instance}",
-               "--model", "qwen3-8b", "--input-lengths", "lognormal(300,200)",
-               "--output-lengths", "lognormal(150,80)", "--seed", str(seed), *options,
-               "--out", str(folder), "--quiet"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "lmi_bench",
+        "sweep",
+        "--target",
+        f"sim:{instance}",
+        "--model",
+        "qwen3-8b",
+        "--input-lengths",
+        "lognormal(300,200)",
+        "--output-lengths",
+        "lognormal(150,80)",
+        "--seed",
+        str(seed),
+        *options,
+        "--out",
+        str(folder),
+        "--quiet",
+    ]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     return columns_of(load_run(folder).records[0])
 
@@ -71,10 +87,11 @@ def main() -> None:
         f"Printed by `python benchmarks/speed_steps.py --levels {options.levels}`: how many of "
         f"{options.levels} levels were called unsteady.",
         "",
-        "| load | " + " | ".join(f"{s - 1:.0%} slower" if s > 1 else "steady" for s in SLOWER)
+        "| load | "
+        + " | ".join(f"{s - 1:.0%} slower" if s > 1 else "steady" for s in SLOWER)
         + " | median error of the moment, s | of the size, points |",
         "|---|" + "---:|" * (len(SLOWER) + 2),
-    ]  # fmt: skip
+    ]
     for name, load in LOADS.items():
         counts, moments, sizes = dict.fromkeys(SLOWER, 0), [], []
         for seed in range(options.levels):

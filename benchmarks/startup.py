@@ -46,9 +46,7 @@ def first_request_s(cache: Path, out: Path) -> float:
     args = f"sweep http://127.0.0.1:{PORT} --concurrency 1 --requests-per-level 1 --osl 4".split()
     args += ["--isl", "8", "--out", str(out)]
     call("/truth/reset", "POST")
-    subprocess.run(
-        [sys.executable, "-m", "lmi_bench", *args], check=True, capture_output=True, env=environment
-    )
+    subprocess.run([sys.executable, "-m", "lmi_bench", *args], check=True, capture_output=True, env=environment)
     return (call("/truth/stats")["t_first_recv_ns"] - start_ns) / 1e9
 
 
@@ -64,10 +62,7 @@ def first_requests(runs: int, folder: Path) -> None:
             time.sleep(0.05)
         first_request_s(folder / "warm", folder / "first")
         for name, cache in (("first request to a URL", "warm"), ("the same, empty cache", "{}")):
-            times = [
-                first_request_s(folder / cache.format(i), folder / f"{cache}-{i}")
-                for i in range(runs)
-            ]
+            times = [first_request_s(folder / cache.format(i), folder / f"{cache}-{i}") for i in range(runs)]
             spread = f"{min(times):.2f} to {max(times):.2f}"
             print(f"{name:<22} {statistics.median(times):.2f} s  ({spread}, {runs} runs)")
     finally:

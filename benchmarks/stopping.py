@@ -35,12 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from lmi_bench.analysis.results.columns import columns_of  # noqa: E402
 from lmi_bench.analysis.results.early_stop import parse_stop_when  # noqa: E402
-from lmi_bench.analysis.results.repeats import (  # noqa: E402
-    LOOKS,
-    MAX_ATTEMPTS,
-    paired_changes,
-    parse_until,
-)
+from lmi_bench.analysis.results.repeats import LOOKS, MAX_ATTEMPTS, paired_changes, parse_until  # noqa: E402
 from lmi_bench.core.level import Level  # noqa: E402
 from lmi_bench.core.run_store import load_run  # noqa: E402
 from lmi_bench.core.scenario import parse_scenario  # noqa: E402
@@ -101,9 +96,7 @@ def _sweeps(runs: int) -> Iterator[str]:
     for text in SIMULATED:
         rule, found, pooled = parse_stop_when(text), [], []
         for seed in range(runs):
-            scenario = parse_scenario(
-                SERVER | {"seed": seed, "load": LOAD | {"stop_when": text}, "name": "stopping"}
-            )
+            scenario = parse_scenario(SERVER | {"seed": seed, "load": LOAD | {"stop_when": text}, "name": "stopping"})
             with tempfile.TemporaryDirectory() as folder:
                 run = load_run(sweep_scenario(scenario, out=Path(folder) / "run").folder)
             found.append((run.levels[0].known, run.levels[0].requests))
@@ -115,19 +108,21 @@ def _sweeps(runs: int) -> Iterator[str]:
         yield f"| {text} | {runs} | {missed} | {ended} | {sent:,.0f} | {most:,} |"
 
 
-def _side(
-    rng: np.random.Generator, scatter: float, drifts: list[float], factor: float
-) -> list[Level]:
+def _side(rng: np.random.Generator, scatter: float, drifts: list[float], factor: float) -> list[Level]:
     """The lines of one target, level after level in each round."""
     return [
-        Level.from_json({
-            "level": level, "attempt": 1 + place, "concurrency": 4 * 2**level, "valid": True,
-            "throughput_tokens_per_s":
-                100 * factor * np.exp(drift + scatter * rng.standard_normal()),
-        })
+        Level.from_json(
+            {
+                "level": level,
+                "attempt": 1 + place,
+                "concurrency": 4 * 2**level,
+                "valid": True,
+                "throughput_tokens_per_s": 100 * factor * np.exp(drift + scatter * rng.standard_normal()),
+            }
+        )
         for place, drift in enumerate(drifts)
         for level in range(LEVELS)
-    ]  # fmt: skip
+    ]
 
 
 def _contests(contests: int) -> Iterator[str]:
@@ -159,15 +154,22 @@ def _contests(contests: int) -> Iterator[str]:
                 else:
                     verdicts[""] += 1
             shares = " | ".join(f"{count / contests:.1%}" for count in verdicts.values())
-            yield (
-                f"| {scatter:.0%} | {change:+.1%} | {shares} | {np.median(ended):.0f} | "
-                f"{MAX_ATTEMPTS} |"
-            )
+            yield (f"| {scatter:.0%} | {change:+.1%} | {shares} | {np.median(ended):.0f} | {MAX_ATTEMPTS} |")
 
 
 SERVED = {"the same settings": (), "2 sequences in a batch": ("--max-batch", "2")}
-SERVED_LOAD = ("--concurrency", "2,4", "--input-tokens", "16", "--output-tokens", "32",
-               "--requests-per-level", "32", "--until", UNTIL)  # fmt: skip
+SERVED_LOAD = (
+    "--concurrency",
+    "2,4",
+    "--input-tokens",
+    "16",
+    "--output-tokens",
+    "32",
+    "--requests-per-level",
+    "32",
+    "--until",
+    UNTIL,
+)
 
 
 @contextlib.contextmanager
@@ -222,10 +224,7 @@ def _served(contests: int) -> Iterator[str]:
                 logs.setdefault(each.level, []).append(each.log.mean or 0.0)
         shares = " | ".join(map(str, verdicts.values()))
         changed = ", ".join(f"{level} {np.expm1(np.median(logs[level])):+.1%}" for level in logs)
-        yield (
-            f"| {name} | {contests} | {shares} | {changed} | {np.median(rounds):.0f} | "
-            f"{MAX_ATTEMPTS} |"
-        )
+        yield (f"| {name} | {contests} | {shares} | {changed} | {np.median(rounds):.0f} | {MAX_ATTEMPTS} |")
 
 
 def main() -> None:

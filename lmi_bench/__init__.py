@@ -9,13 +9,17 @@ __version__ = "0.1.0"
 
 _FACE = {
     **dict.fromkeys(("sweep", "predict", "recommend", "write_report"), "jobs.face"),
-    "SweepSettings": "jobs.settings.sweep", "SweepResult": "jobs.sweep.result",
-    "PredictSettings": "jobs.settings.plan", "Prediction": "jobs.predict",
-    "RecommendSettings": "jobs.settings.recommend", "Advice": "jobs.recommend",
-    "ReportSettings": "jobs.settings.results", "WrittenReport": "jobs.results",
+    "SweepSettings": "jobs.settings.sweep",
+    "SweepResult": "jobs.sweep.result",
+    "PredictSettings": "jobs.settings.plan",
+    "Prediction": "jobs.predict",
+    "RecommendSettings": "jobs.settings.recommend",
+    "Advice": "jobs.recommend",
+    "ReportSettings": "jobs.settings.results",
+    "WrittenReport": "jobs.results",
     **dict.fromkeys(("Listener", "Silent"), "core.listener"),
     **dict.fromkeys(("LmiBenchError", "InputError"), "core.errors"),
-}  # fmt: skip
+}
 
 __all__ = ["__version__", *_FACE]
 

@@ -45,11 +45,7 @@ def test_the_architecture_page_is_short_and_names_every_package():
 
 
 def test_every_file_says_in_its_first_line_what_it_is():
-    unsaid = [
-        name
-        for name, summary in files()
-        if not (10 <= len(summary) <= 100 and summary[-1] in ".:?")
-    ]
+    unsaid = [name for name, summary in files() if not (10 <= len(summary) <= 100 and summary[-1] in ".:?")]
     assert unsaid == []
 
 
@@ -61,9 +57,7 @@ def test_every_feature_row_is_listed_once_and_in_order():
 def test_constraints_pin_plain_releases_only():
     """No local builds, no files, no addresses: they would not install on another machine."""
     lines = [
-        line
-        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-        if line and not line.startswith("#")
+        line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if line and not line.startswith("#")
     ]
     assert "torch==2.13.0" in lines
     plain = re.compile(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*")
@@ -81,14 +75,11 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_every_test_that_a_feature_names_exists():
-    named = re.findall(
-        r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs/features.md").read_text("utf-8")
-    )
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs/features.md").read_text("utf-8"))
     missing = [
         (path, name)
         for path, name in named
-        if not (ROOT / path).is_file()
-        or (name and f"def {name}(" not in (ROOT / path).read_text("utf-8"))
+        if not (ROOT / path).is_file() or (name and f"def {name}(" not in (ROOT / path).read_text("utf-8"))
     ]
     assert named
     assert missing == []

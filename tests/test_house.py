@@ -11,10 +11,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 MOST_FILES, MOST_LINES, MOST_LINES_A_FUNCTION = 32, 500, 60
 
 # one kernel, and one pass over the bytes of a response whose order is its speed
-LONGER = {
-    "engine/triton_backend/kernels.py:paged_attention_kernel",
-    "loadgen/http/answer.py:decode_answer",
-}
+LONGER = {"engine/triton_backend/kernels.py:paged_attention_kernel", "loadgen/http/answer.py:decode_answer"}
 
 
 def test_a_folder_has_at_most_32_files():

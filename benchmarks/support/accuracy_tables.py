@@ -19,15 +19,7 @@ from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.from_run import prior_for, profile_of_fit
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import octaves_beyond
-from lmi_bench.analysis.fit.validation import (
-    FIGURES,
-    FittedRows,
-    Judged,
-    PriorRule,
-    choose_rows,
-    fitted_rows,
-    judge,
-)
+from lmi_bench.analysis.fit.validation import FIGURES, FittedRows, Judged, PriorRule, choose_rows, fitted_rows, judge
 from lmi_bench.analysis.model.builtin_profiles import FEW_BITS, widened
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.memory import weight_format
@@ -35,10 +27,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "lmi_bench/catalog/data/published"
-SHARED = next(
-    (found for up in ROOT.parents if (found := up / "shared" / "data").exists()),
-    Path("../shared/data"),
-)
+SHARED = next((found for up in ROOT.parents if (found := up / "shared" / "data").exists()), Path("../shared/data"))
 SEEDS = (0,)
 _KIN_CELLS = 40
 _JUDGED_ROWS = 40  # of a table, evenly over its lines
@@ -158,9 +147,7 @@ def _grouped(rows: Sequence[TableRow]) -> dict[tuple[str, ...], list[TableRow]]:
     return groups
 
 
-def _table(
-    name: str, rows: Sequence[TableRow], cells: int, source: str, *, ships: bool = True
-) -> Table:
+def _table(name: str, rows: Sequence[TableRow], cells: int, source: str, *, ships: bool = True) -> Table:
     """The table with one row for each configuration, numbered anew."""
     same: dict[tuple[Any, ...], list[TableRow]] = {}
     for row in rows:
@@ -177,11 +164,20 @@ def _table(
 def configuration(cell: MeasuredLevel) -> tuple[Any, ...]:
     setup = cell.setup
     return (
-        setup.shape.name, setup.instance.accelerator.name, setup.instance.instance_type,
-        setup.tensor_parallel, setup.parallelism, setup.speculation, setup.dtype, cell.replicas,
-        cell.input_tokens, cell.output_tokens,
-        cell.concurrency, cell.rate_per_s, cell.throughput_tokens_per_s is None,
-    )  # fmt: skip
+        setup.shape.name,
+        setup.instance.accelerator.name,
+        setup.instance.instance_type,
+        setup.tensor_parallel,
+        setup.parallelism,
+        setup.speculation,
+        setup.dtype,
+        cell.replicas,
+        cell.input_tokens,
+        cell.output_tokens,
+        cell.concurrency,
+        cell.rate_per_s,
+        cell.throughput_tokens_per_s is None,
+    )
 
 
 def prior_without(table: Table) -> PriorRule:
@@ -217,9 +213,7 @@ def _held_out(name: str, general: EngineProfile) -> EngineProfile:
         cells = [cell for table in kin for cell in table.levels[:: steps[table.name]]]
         _HELD_OUT[key] = general
         if cells:
-            fitted = profile_of_fit(
-                fit_cells(general, cells), fitted_on="other tables", fitted_date="now"
-            )
+            fitted = profile_of_fit(fit_cells(general, cells), fitted_on="other tables", fitted_date="now")
             _HELD_OUT[key] = widened(fitted, general)
     return _HELD_OUT[key]
 
@@ -289,9 +283,7 @@ def figures_of(table: Table, kind: str, fitted: FittedRows) -> Iterator[Figure]:
             said = judged.figures.get(figure)
             if measured is None or _is_implied(judged, figure):
                 continue
-            value, low, high = (
-                (None, 0.0, math.inf) if said is None else (said.value, said.low, said.high)
-            )
+            value, low, high = (None, 0.0, math.inf) if said is None else (said.value, said.low, said.high)
             twice = bool(known) and octaves_beyond(fitted.fit, cell) >= 1
             yield Figure(table.name, kind, figure, value, low, high, measured, users, near, twice)
 
@@ -307,9 +299,6 @@ def _is_implied(judged: Judged, figure: str) -> bool:
 
 
 def octaves_apart(one: MeasuredLevel, other: MeasuredLevel) -> float:
-    apart = [
-        math.log2(getattr(one, name) / getattr(other, name))
-        for name in ("input_tokens", "output_tokens")
-    ]
+    apart = [math.log2(getattr(one, name) / getattr(other, name)) for name in ("input_tokens", "output_tokens")]
     apart.append(math.log2(one.load.value / one.replicas * other.replicas / other.load.value))
     return math.hypot(*apart) + (one.setup.tensor_parallel != other.setup.tensor_parallel)

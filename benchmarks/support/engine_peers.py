@@ -60,12 +60,8 @@ def vllm_cpu(order: argparse.Namespace) -> Generate:
     )
 
     def generate(prompts: list[list[int]], tokens: int) -> None:
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
-        )
-        llm.generate(
-            [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts], sampling, use_tqdm=False
-        )
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        llm.generate([TokensPrompt(prompt_token_ids=prompt) for prompt in prompts], sampling, use_tqdm=False)
 
     return generate
 

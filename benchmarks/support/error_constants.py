@@ -92,24 +92,29 @@ class Linear:
             beyond += [octaves_beyond(fit, cell)] * len(items)
             transfer += [transfer_sd(fit, cell)] * len(items)
         jacobian = [
-            derivatives(fit.profile, cell, fit.names, [i.metric for i in observations_of([cell])])
-            for cell in fit.cells
+            derivatives(fit.profile, cell, fit.names, [i.metric for i in observations_of([cell])]) for cell in fit.cells
         ]
         moved = [log_value(fit.profile, n) - log_value(base, n) for n in fit.names]
         if not others:
             return None
         return cls(
-            table.name, list(fit.observations), others, np.concatenate(jacobian),
-            np.concatenate(slopes), fit.residuals, np.array(errors), np.array(moved),
-            fit.prior_sd, np.array(beyond), np.array(transfer),
-        )  # fmt: skip
+            table.name,
+            list(fit.observations),
+            others,
+            np.concatenate(jacobian),
+            np.concatenate(slopes),
+            fit.residuals,
+            np.array(errors),
+            np.array(moved),
+            fit.prior_sd,
+            np.array(beyond),
+            np.array(transfer),
+        )
 
     def scores(self) -> dict[bool, float]:
         """Mean log density of the others by whether they are TTFT, with the constants in use."""
         known = ERRORS.get()
-        _, scales = find_scales(
-            self.known, self.residuals, self.jacobian, self.moved, self.prior_sd
-        )
+        _, scales = find_scales(self.known, self.residuals, self.jacobian, self.moved, self.prior_sd)
         prior = np.diag(self.prior_sd**2)
         seen = self.jacobian @ prior @ self.jacobian.T + measured_covariance(self.known, scales)
         across = self.jacobian @ prior @ self.slopes.T
@@ -127,11 +132,7 @@ class Linear:
         variance = variance + own + far**2 - np.sum(across * gain, axis=0)
         sd = np.hypot(np.array(growth) * np.sqrt(np.maximum(variance, 1e-6)), self.transfer)
         density = -np.log(sd) - (_FREEDOM + 1) / 2 * np.log1p((off / sd) ** 2 / _FREEDOM)
-        return {
-            kind: float(np.mean(density[is_ttft == kind]))
-            for kind in (False, True)
-            if (is_ttft == kind).any()
-        }
+        return {kind: float(np.mean(density[is_ttft == kind])) for kind in (False, True) if (is_ttft == kind).any()}
 
 
 class Search:
@@ -168,9 +169,7 @@ class Search:
             ERRORS.reset(token)
             self._scores[key] = {k: float(np.mean(v)) for k, v in by_table.items()}
         ttft = name.startswith("ttft")
-        return float(
-            np.mean([v for (t, k), v in self._scores[key].items() if t != without and k == ttft])
-        )
+        return float(np.mean([v for (t, k), v in self._scores[key].items() if t != without and k == ttft]))
 
 
 def conformal(figures: Sequence[Figure], without: str | None) -> dict[str, float]:
@@ -198,10 +197,7 @@ def conformal(figures: Sequence[Figure], without: str | None) -> dict[str, float
             continue
         grid = np.geomspace(0.4 if name == "widen" else 1.0, 3.0, 100)
         held = [[np.array(r) <= f for r in reaches.values()] for f in grid]
-        covered = [
-            min(np.mean(np.concatenate(h)), np.mean([np.mean(t) for t in h if len(t) >= _FEW]))
-            for h in held
-        ]
+        covered = [min(np.mean(np.concatenate(h)), np.mean([np.mean(t) for t in h if len(t) >= _FEW])) for h in held]
         level = _TARGET * (1 + 1 / len(reaches)) - 1e-9
         enough = [f for f, c in zip(grid, covered, strict=True) if c >= level]
         found[name] = round(float(enough[0] if enough else grid[-1]), 2)

@@ -28,12 +28,7 @@ from lmi_bench.engine.torch_backend.quantization.rounding import round_weight
 from lmi_bench.engine.torch_backend.rank import RankWorker
 from lmi_bench.engine.torch_backend.runner import Forward, ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import StaticShape
-from lmi_bench.engine.torch_backend.static.build import (
-    SPARE_BLOCKS,
-    PreparedSteps,
-    StepSettings,
-    with_prepared_steps,
-)
+from lmi_bench.engine.torch_backend.static.build import SPARE_BLOCKS, PreparedSteps, StepSettings, with_prepared_steps
 from lmi_bench.engine.triton_backend.step import TritonStep
 from lmi_bench.models.hf_config import spec_from_hf_config
 
@@ -188,11 +183,7 @@ class RoundingLoader(WeightLoader):
 
 
 def make_model(
-    name: str,
-    *,
-    memory_share: float = 0.8,
-    scheme: Scheme = Scheme.NONE,
-    kv_dtype: torch.dtype = torch.bfloat16,
+    name: str, *, memory_share: float = 0.8, scheme: Scheme = Scheme.NONE, kv_dtype: torch.dtype = torch.bfloat16
 ) -> GpuModel:
     spec = spec_from_hf_config(name, CONFIGS[name])
     torch.manual_seed(0)
@@ -220,10 +211,7 @@ def decoding_rows(model: GpuModel, batch: int, context: int) -> list[SequenceRow
     chance.shuffle(blocks)
     return [
         SequenceRows(
-            [chance.randrange(model.decoder.spec.vocab_size)],
-            context - 1,
-            blocks[i * pages : (i + 1) * pages],
-            1,
+            [chance.randrange(model.decoder.spec.vocab_size)], context - 1, blocks[i * pages : (i + 1) * pages], 1
         )
         for i in range(batch)
     ]
@@ -234,12 +222,7 @@ def prompt_rows(model: GpuModel, prompts: int, tokens: int) -> list[SequenceRows
     chance = random.Random(2)
     vocab = model.decoder.spec.vocab_size
     return [
-        SequenceRows(
-            [chance.randrange(vocab) for _ in range(tokens)],
-            0,
-            range(i * pages, (i + 1) * pages),
-            1,
-        )
+        SequenceRows([chance.randrange(vocab) for _ in range(tokens)], 0, range(i * pages, (i + 1) * pages), 1)
         for i in range(prompts)
     ]
 

@@ -16,13 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import aiohttp
 
-from benchmarks.support.random_calls import (
-    ANSWERED_OR_REFUSED,
-    Lengths,
-    is_answered,
-    is_overloaded,
-    random_call,
-)
+from benchmarks.support.random_calls import ANSWERED_OR_REFUSED, Lengths, is_answered, is_overloaded, random_call
 from benchmarks.support.served import cut_short
 
 HOSTILE = {"X-Client": "hostile"}

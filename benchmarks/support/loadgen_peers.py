@@ -109,54 +109,134 @@ def imported(pattern: str) -> Callable[[Path, int], Quantiles]:
 
 def vllm(job: Job) -> list[str]:
     return [
-        job.python("vllm"), "-c", VLLM, "--backend", "openai-chat",
-        "--endpoint", "/v1/chat/completions", "--base-url", job.url, "--model", "truth-model",
-        "--tokenizer", str(job.tokenizer), "--dataset-name", "random", "--random-input-len", "64",
-        "--random-output-len", str(TOKENS), "--num-prompts", str(job.requests),
+        job.python("vllm"),
+        "-c",
+        VLLM,
+        "--backend",
+        "openai-chat",
+        "--endpoint",
+        "/v1/chat/completions",
+        "--base-url",
+        job.url,
+        "--model",
+        "truth-model",
+        "--tokenizer",
+        str(job.tokenizer),
+        "--dataset-name",
+        "random",
+        "--random-input-len",
+        "64",
+        "--random-output-len",
+        str(TOKENS),
+        "--num-prompts",
+        str(job.requests),
         *vllm_result(job),
-    ]  # fmt: skip
+    ]
 
 
 def vllm_result(job: Job) -> list[str]:
     """Options of both of vLLM's clients."""
     return [
-        "--max-concurrency", str(job.streams), "--ignore-eos", "--save-result",
-        "--result-dir", str(job.out), "--result-filename", "vllm.json",
-        "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99",
-    ]  # fmt: skip
+        "--max-concurrency",
+        str(job.streams),
+        "--ignore-eos",
+        "--save-result",
+        "--result-dir",
+        str(job.out),
+        "--result-filename",
+        "vllm.json",
+        "--percentile-metrics",
+        "ttft,tpot,itl",
+        "--metric-percentiles",
+        "50,99",
+    ]
 
 
 def aiperf(job: Job) -> list[str]:
     return [
-        str(job.peers / "aiperf/bin/aiperf"), "profile", "-m", "truth-model", "--url", job.url,
-        "--endpoint-type", "chat", "--streaming", "--concurrency", str(job.streams),
-        "--request-count", str(job.requests), "--tokenizer", str(job.tokenizer), "--isl", "64",
-        "--osl", str(TOKENS), "--artifact-dir", str(job.out), "--ui", "none",
-    ]  # fmt: skip
+        str(job.peers / "aiperf/bin/aiperf"),
+        "profile",
+        "-m",
+        "truth-model",
+        "--url",
+        job.url,
+        "--endpoint-type",
+        "chat",
+        "--streaming",
+        "--concurrency",
+        str(job.streams),
+        "--request-count",
+        str(job.requests),
+        "--tokenizer",
+        str(job.tokenizer),
+        "--isl",
+        "64",
+        "--osl",
+        str(TOKENS),
+        "--artifact-dir",
+        str(job.out),
+        "--ui",
+        "none",
+    ]
 
 
 def guidellm(job: Job) -> list[str]:
     return [
-        str(job.peers / "guidellm/bin/guidellm"), "run",
-        "--backend", f"kind=openai_http,target={job.url},model={job.tokenizer}",
-        "--profile", f"kind=concurrent,streams={job.streams}",
-        "--constraint", f"kind=max_requests,count={job.requests}",
-        "--data", f"kind=synthetic_text,prompt_tokens=64,output_tokens={TOKENS}",
-        "--output", f"kind=json,path={job.out}/guidellm.json", "--disable-console",
-    ]  # fmt: skip
+        str(job.peers / "guidellm/bin/guidellm"),
+        "run",
+        "--backend",
+        f"kind=openai_http,target={job.url},model={job.tokenizer}",
+        "--profile",
+        f"kind=concurrent,streams={job.streams}",
+        "--constraint",
+        f"kind=max_requests,count={job.requests}",
+        "--data",
+        f"kind=synthetic_text,prompt_tokens=64,output_tokens={TOKENS}",
+        "--output",
+        f"kind=json,path={job.out}/guidellm.json",
+        "--disable-console",
+    ]
 
 
 def genai_bench(job: Job) -> list[str]:
     return [
-        str(job.peers / "genai-bench/bin/genai-bench"), "benchmark", "--api-backend", "openai",
-        "--api-base", job.url, "--api-key", "none", "--task", "text-to-text",
-        "--api-model-name", "truth-model", "--model-tokenizer", str(job.tokenizer),
-        "--model", "truth-model", "--num-concurrency", str(job.streams),
-        "--traffic-scenario", f"D(64,{TOKENS})", "--max-requests-per-run", str(job.requests),
-        "--max-time-per-run", "1", "--experiment-base-dir", str(job.out),
-        "--experiment-folder-name", "g", "--server-engine", "vLLM", "--server-gpu-type", "A10",
-        "--server-version", "0", "--server-gpu-count", "1",
-    ]  # fmt: skip
+        str(job.peers / "genai-bench/bin/genai-bench"),
+        "benchmark",
+        "--api-backend",
+        "openai",
+        "--api-base",
+        job.url,
+        "--api-key",
+        "none",
+        "--task",
+        "text-to-text",
+        "--api-model-name",
+        "truth-model",
+        "--model-tokenizer",
+        str(job.tokenizer),
+        "--model",
+        "truth-model",
+        "--num-concurrency",
+        str(job.streams),
+        "--traffic-scenario",
+        f"D(64,{TOKENS})",
+        "--max-requests-per-run",
+        str(job.requests),
+        "--max-time-per-run",
+        "1",
+        "--experiment-base-dir",
+        str(job.out),
+        "--experiment-folder-name",
+        "g",
+        "--server-engine",
+        "vLLM",
+        "--server-gpu-type",
+        "A10",
+        "--server-version",
+        "0",
+        "--server-gpu-count",
+        "1",
+    ]
 
 
 def llmeter(job: Job) -> list[str]:
@@ -167,43 +247,94 @@ def llmeter(job: Job) -> list[str]:
 def vllm_rs(job: Job) -> list[str]:
     """The program vllm/vllm-rs of vLLM's wheel."""
     return [
-        str(job.peers / "vllm-rs/vllm-rs"), "bench", "serve", "--backend", "openai-chat",
-        "--base-url", job.url, "--model", "truth-model", "--tokenizer", str(job.tokenizer),
-        "--dataset-name", "custom", "--dataset-path", str(write_prompts(job)),
-        "--custom-output-len", str(TOKENS), "--num-prompts", str(job.requests), *vllm_result(job),
-    ]  # fmt: skip
+        str(job.peers / "vllm-rs/vllm-rs"),
+        "bench",
+        "serve",
+        "--backend",
+        "openai-chat",
+        "--base-url",
+        job.url,
+        "--model",
+        "truth-model",
+        "--tokenizer",
+        str(job.tokenizer),
+        "--dataset-name",
+        "custom",
+        "--dataset-path",
+        str(write_prompts(job)),
+        "--custom-output-len",
+        str(TOKENS),
+        "--num-prompts",
+        str(job.requests),
+        *vllm_result(job),
+    ]
 
 
 def endpoints(job: Job) -> list[str]:
     return [
-        str(job.peers / "endpoints/bin/inference-endpoint"), "benchmark", "online",
-        "--endpoints", job.url, "--model", "truth-model", "--dataset", str(write_prompts(job)),
-        "--load-pattern", "concurrency", "--concurrency", str(job.streams),
-        "--num-samples", str(job.requests), "--max-output-tokens", str(TOKENS),
-        "--min-output-tokens", str(TOKENS), "--streaming", "on", "--tokenizer", str(job.tokenizer),
-        "--report-dir", str(job.out / "report"), "--duration", "0",
-    ]  # fmt: skip
+        str(job.peers / "endpoints/bin/inference-endpoint"),
+        "benchmark",
+        "online",
+        "--endpoints",
+        job.url,
+        "--model",
+        "truth-model",
+        "--dataset",
+        str(write_prompts(job)),
+        "--load-pattern",
+        "concurrency",
+        "--concurrency",
+        str(job.streams),
+        "--num-samples",
+        str(job.requests),
+        "--max-output-tokens",
+        str(TOKENS),
+        "--min-output-tokens",
+        str(TOKENS),
+        "--streaming",
+        "on",
+        "--tokenizer",
+        str(job.tokenizer),
+        "--report-dir",
+        str(job.out / "report"),
+        "--duration",
+        "0",
+    ]
 
 
 def endpoints_result(folder: Path, _: int) -> Quantiles:
     """Its summary's empirical percentiles; it measures no gaps between tokens."""
     found = json.loads((folder / "report/performance/result_summary.json").read_text())
     return {
-        f"{ours}_ms": {
-            f"p{quantile}": found[theirs]["percentiles"][f"{quantile}.0"] / 1e6
-            for quantile in (50, 99)
-        }
+        f"{ours}_ms": {f"p{quantile}": found[theirs]["percentiles"][f"{quantile}.0"] / 1e6 for quantile in (50, 99)}
         for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"))
     }
 
 
 def lmi_bench(job: Job) -> list[str]:
     return [
-        sys.executable, "-m", "lmi_bench", "sweep", job.url, "--protocol", "openai-chat",
-        "--model", "truth-model", "--isl", "64", "--osl", str(TOKENS),
-        "--concurrency", str(job.streams), "--requests-per-user", str(job.rounds),
-        "--workers", "1", "--out", str(job.out / "run"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "lmi_bench",
+        "sweep",
+        job.url,
+        "--protocol",
+        "openai-chat",
+        "--model",
+        "truth-model",
+        "--isl",
+        "64",
+        "--osl",
+        str(TOKENS),
+        "--concurrency",
+        str(job.streams),
+        "--requests-per-user",
+        str(job.rounds),
+        "--workers",
+        "1",
+        "--out",
+        str(job.out / "run"),
+    ]
 
 
 def lmi_bench_result(folder: Path, _: int) -> Quantiles:
@@ -243,9 +374,7 @@ def run(name: str, port: int, options: argparse.Namespace) -> str:
     peer, columns = PEERS[name], TITLES.count("|") - 2
     with tempfile.TemporaryDirectory() as folder:
         url = f"http://127.0.0.1:{port}"
-        job = Job(
-            url, options.streams, options.rounds, options.tokenizer, options.peers, Path(folder)
-        )
+        job = Job(url, options.streams, options.rounds, options.tokenizer, options.peers, Path(folder))
         environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
         if peer.offline:
             environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -279,10 +408,7 @@ def run(name: str, port: int, options: argparse.Namespace) -> str:
 
 
 def row(reported: Quantiles, truth: Mapping[str, Any]) -> str:
-    cells = [
-        error(reported["ttft_ms"].get(q), truth["ttft_from_arrival"][f"{q}_ms"])
-        for q in ("p50", "p99")
-    ]
+    cells = [error(reported["ttft_ms"].get(q), truth["ttft_from_arrival"][f"{q}_ms"]) for q in ("p50", "p99")]
     gaps, mark = reported.get("itl_ms") or {}, ""
     if gaps.get("p50") is None and gaps.get("p99") is None:
         gaps, mark = reported.get("tpot_ms") or {}, " TPOT"
@@ -321,26 +447,16 @@ def table(
     with tempfile.TemporaryDirectory() as folder:
         for (streams, rounds), burn, name in itertools.product(loads, burns, only):
             options = argparse.Namespace(
-                peers=peers,
-                tokenizer=tokenizer,
-                streams=streams,
-                rounds=rounds,
-                timeout_s=timeout_s,
-                burn=burn,
+                peers=peers, tokenizer=tokenizer, streams=streams, rounds=rounds, timeout_s=timeout_s, burn=burn
             )
-            with (
-                accuracy.truth_server("c", Path(folder), port, server),
-                accuracy.burnt_core(burn, False),
-            ):
+            with accuracy.truth_server("c", Path(folder), port, server), accuracy.burnt_core(burn, False):
                 yield run(name, port, options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path, required=True, help="folder of virtual environments")
-    parser.add_argument(
-        "--tokenizer", type=Path, required=True, help="any small tokenizer's folder"
-    )
+    parser.add_argument("--tokenizer", type=Path, required=True, help="any small tokenizer's folder")
     parser.add_argument("--only", default=",".join(PEERS))
     parser.add_argument("--streams", default="512", help="such as 32,512")
     parser.add_argument("--rounds", default="3", help="requests of each stream, such as 16,4")

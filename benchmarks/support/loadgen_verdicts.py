@@ -9,14 +9,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-PACED = {
-    "ttft_p50": 0.1,
-    "ttft_p99": 0.5,
-    "from_read_p99": 0.5,
-    "itl_p50": 0.1,
-    "itl_p99": 0.5,
-    "throughput": 0.2,
-}
+PACED = {"ttft_p50": 0.1, "ttft_p99": 0.5, "from_read_p99": 0.5, "itl_p50": 0.1, "itl_p99": 0.5, "throughput": 0.2}
 HARD = {"ttft_p99": 0.5, "from_read_p99": 0.5, "itl_p99": 1.0}
 MANY_PER_S = 80_000
 SAME_PERCENTILES = 1.0
@@ -46,8 +39,7 @@ def _median(results: Sequence[Any], name: str) -> float:
 
 def _limits(results: Sequence[Any], limits: dict[str, float]) -> tuple[str, str, bool]:
     found = {name: _median(results, name) for name in limits}
-    names = {name: name.replace("_", " ").replace("ttft", "TTFT").replace("itl", "ITL")
-             for name in limits}  # fmt: skip
+    names = {name: name.replace("_", " ").replace("ttft", "TTFT").replace("itl", "ITL") for name in limits}
     names |= {"throughput": "tok/s", "from_read_p99": "TTFT p99 from the server's read"}
     return (
         ", ".join(f"{names[name]} {limit:g} %" for name, limit in limits.items()),

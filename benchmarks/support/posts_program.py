@@ -96,12 +96,7 @@ class Program:
         started_s = time.monotonic()
         called = words[1:] if words[0] == "python" else ["-m", "lmi_bench", *words]
         ran = subprocess.run(
-            [sys.executable, *called],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-            check=False,
+            [sys.executable, *called], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
         )
         if ran.returncode:
             raise RuntimeError(f"lmi-bench {command}: exit {ran.returncode}\n{ran.stderr[-2000:]}")

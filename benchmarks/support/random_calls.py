@@ -67,11 +67,7 @@ def _body(draw: random.Random, lengths: Lengths, model: str) -> tuple[str, dict[
     num_words = draw.choice(lengths.words)
     text = " ".join(["word"] * num_words)
     length = draw.choice(lengths.tokens)
-    parameters = {
-        "ignore_eos": draw.random() < 0.5,
-        "temperature": draw.choice((0, 0.7, 1)),
-        "seed": draw.randrange(9),
-    }
+    parameters = {"ignore_eos": draw.random() < 0.5, "temperature": draw.choice((0, 0.7, 1)), "seed": draw.randrange(9)}
     stop = draw.choice((None, None, None, [" t1001"], ["t10", " t2"], ["zzz"]))
     stream = draw.random() < 0.6
     inner: dict[str, Any]

@@ -31,15 +31,11 @@ def saving(cheap: Instance, dear: Instance) -> Saving:
     """The saving by on-demand prices; raises InputError where one of them is not known."""
     for instance in (cheap, dear):
         if not instance.price_usd_per_hour:
-            raise InputError(
-                f"no price of {instance.instance_type} is known: give it with --prices"
-            )
+            raise InputError(f"no price of {instance.instance_type} is known: give it with --prices")
     assert cheap.price_usd_per_hour
     assert dear.price_usd_per_hour
     return Saving(cheap, dear, 1 - cheap.price_usd_per_hour / dear.price_usd_per_hour)
 
 
 def _dated(instance: Instance) -> str:
-    return (
-        f"USD {instance.price_usd_per_hour:,.3f} ({instance.price_region}, {instance.price_date})"
-    )
+    return f"USD {instance.price_usd_per_hour:,.3f} ({instance.price_region}, {instance.price_date})"

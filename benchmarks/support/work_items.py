@@ -31,9 +31,7 @@ LOST_NODES = 3  # times that an item may lose its node
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of where the items run and where their results stay."""
     parser.add_argument("--workers", type=int, default=usable_cores(), help="processes here")
-    parser.add_argument(
-        "--ray", metavar="ADDRESS", help="a Ray cluster instead: HOST:PORT, or auto"
-    )
+    parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster instead: HOST:PORT, or auto")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep results; go on with them")
 
 

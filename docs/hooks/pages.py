@@ -104,10 +104,7 @@ def cli_page() -> str:
         "",
     ]
     root = typer.main.get_command(app)
-    parts += [
-        f"- [`lmi-bench {name}`](#lmi-bench-{name.replace(' ', '-')})"
-        for name, _ in _commands(root)
-    ]
+    parts += [f"- [`lmi-bench {name}`](#lmi-bench-{name.replace(' ', '-')})" for name, _ in _commands(root)]
     for name, command in _commands(root):
         parts += ["", *_section(name, command)]
     return "\n".join(parts) + "\n"
@@ -187,22 +184,13 @@ def _section(name: str, command: Any) -> list[str]:
 
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     words = " ".join(_usage(each) for each in arguments)
-    lines = [
-        f"## lmi-bench {name}",
-        "",
-        "```text",
-        f"lmi-bench {name} [OPTIONS] {words}".rstrip(),
-        "```",
-        "",
-    ]
+    lines = [f"## lmi-bench {name}", "", "```text", f"lmi-bench {name} [OPTIONS] {words}".rstrip(), "```", ""]
     lines += [command.help or "", ""]
     ctx = typer.Context(command)
     panels: dict[str, list[str]] = {}
     rare = getattr(command.callback, "rare", frozenset())
     for each in command.params:
-        panel = getattr(each, "rich_help_panel", None) or (
-            "Arguments" if each in arguments else "Options"
-        )
+        panel = getattr(each, "rich_help_panel", None) or ("Arguments" if each in arguments else "Options")
         panels.setdefault(panel, []).append(_option(each, each.name in rare, ctx))
     for panel, rows in panels.items():
         lines += [f"**{panel}**", "", "| option | is |", "|---|---|", *rows, ""]

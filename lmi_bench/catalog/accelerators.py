@@ -29,9 +29,7 @@ class Link:
 
 
 NO_LINK = Link("none")
-_LINKS: Final[dict[str, LinkKind]] = {
-    "NVLink": "nvlink", "Infinity Fabric": "xgmi", "NeuronLink": "neuronlink",
-}  # fmt: skip
+_LINKS: Final[dict[str, LinkKind]] = {"NVLink": "nvlink", "Infinity Fabric": "xgmi", "NeuronLink": "neuronlink"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +67,15 @@ class Accelerator:
     def peak_flop_per_s(self, compute_dtype: str) -> float | None:
         """Dense peak for matrix products in this type; None if unsupported or unknown."""
         peaks = {
-            "float32": self.fp32_flop_per_s, "float16": self.fp16_flop_per_s,
-            "bfloat16": self.bf16_flop_per_s, "float8": self.fp8_flop_per_s,
-            "float4": self.fp4_flop_per_s, "int8": self.int8_op_per_s,
-        }  # fmt: skip
+            "float32": self.fp32_flop_per_s,
+            "float16": self.fp16_flop_per_s,
+            "bfloat16": self.bf16_flop_per_s,
+            "float8": self.fp8_flop_per_s,
+            "float4": self.fp4_flop_per_s,
+            "int8": self.int8_op_per_s,
+        }
         if compute_dtype not in peaks:
-            raise InputError(
-                f"compute type {compute_dtype!r} is not one of {', '.join(sorted(peaks))}"
-            )
+            raise InputError(f"compute type {compute_dtype!r} is not one of {', '.join(sorted(peaks))}")
         return peaks[compute_dtype]
 
 
@@ -84,7 +83,8 @@ def _from_row(row: Row) -> Accelerator:
     kind = next((_LINKS[name] for name in _LINKS if row["link"].startswith(name)), None)
     one_way = number_or_none(row["link_gb_s_one_way"], _GIGA)
     return Accelerator(
-        name=row["accelerator"], vendor=row["vendor"],
+        name=row["accelerator"],
+        vendor=row["vendor"],
         memory_bytes=int(row["memory_reported_mib"]) * MIB,
         bandwidth_bytes_per_s=number_or_none(row["bandwidth_gb_s"], _GIGA),
         fp16_flop_per_s=number_or_none(row["fp16_dense_tflops"], _TERA),
@@ -93,11 +93,14 @@ def _from_row(row: Row) -> Accelerator:
         int8_op_per_s=number_or_none(row["int8_dense_tops"], _TERA),
         device_link=Link(kind, one_way) if kind else NO_LINK,
         pcie_link=Link("pcie", number_or_none(row["pcie_gb_s_one_way"], _GIGA)),
-        source=row["source"], aliases=tuple(filter(None, row["aliases"].split(";"))),
-        notes=row["notes"], fp4_flop_per_s=number_or_none(row["fp4_dense_tflops"], _TERA),
+        source=row["source"],
+        aliases=tuple(filter(None, row["aliases"].split(";"))),
+        notes=row["notes"],
+        fp4_flop_per_s=number_or_none(row["fp4_dense_tflops"], _TERA),
         multiprocessors=int(row["multiprocessors"]) if row["multiprocessors"] else None,
-        compute_capability=number_or_none(row["compute_capability"]), host=row["host"],
-    )  # fmt: skip
+        compute_capability=number_or_none(row["compute_capability"]),
+        host=row["host"],
+    )
 
 
 @cache

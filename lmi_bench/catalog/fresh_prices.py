@@ -55,9 +55,7 @@ def fresh_prices() -> Mapping[tuple[str, str], FreshPrice]:
             if not 0 < each.usd_per_hour < 1e6:
                 raise ValueError(f"{each.usd_per_hour} USD for {each.instance}")
     except (ValueError, KeyError, TypeError) as exc:
-        raise InputError(
-            f"{path} is no price file ({exc}): remove it, or write it again with catalog refresh"
-        ) from exc
+        raise InputError(f"{path} is no price file ({exc}): remove it, or write it again with catalog refresh") from exc
     return {(each.instance, each.platform): each for each in prices}
 
 

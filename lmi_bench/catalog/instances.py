@@ -79,9 +79,13 @@ def bare_machine(accelerator: Accelerator, count: int) -> Instance:
     if link.bytes_per_s is None:
         link = replace(accelerator.pcie_link, is_shared=accelerator.name in _ONLY_VIRTUAL)
     return Instance(
-        instance_type=f"{count} x {accelerator.name}", accelerator=accelerator,
-        num_accelerators=count, link=link, vcpus=0, host_memory_bytes=0,
-    )  # fmt: skip
+        instance_type=f"{count} x {accelerator.name}",
+        accelerator=accelerator,
+        num_accelerators=count,
+        link=link,
+        vcpus=0,
+        host_memory_bytes=0,
+    )
 
 
 _SUMMED: Final = (
@@ -100,9 +104,7 @@ def joined(instance: Instance, hosts: int) -> Instance:
         instance,
         instance_type=f"{hosts} x {instance.instance_type}",
         price_range_usd_per_hour=between and (hosts * between[0], hosts * between[1]),
-        rates_usd_per_hour=tuple(
-            (kind, hosts * rate) for kind, rate in instance.rates_usd_per_hour
-        ),
+        rates_usd_per_hour=tuple((kind, hosts * rate) for kind, rate in instance.rates_usd_per_hour),
         **{name: value and hosts * value for name, value in numbers.items()},
     )
 
@@ -119,20 +121,24 @@ def _link_of(row: Row, accelerator: Accelerator) -> Link:
 def _from_row(row: Row) -> Instance:
     accelerator = find_accelerator(row["accelerator"])
     return Instance(
-        instance_type=row["instance_type"], accelerator=accelerator,
-        num_accelerators=int(row["accelerators"]), link=_link_of(row, accelerator),
-        vcpus=int(row["vcpu"]), host_memory_bytes=int(float(row["host_memory_gib"]) * GIB),
+        instance_type=row["instance_type"],
+        accelerator=accelerator,
+        num_accelerators=int(row["accelerators"]),
+        link=_link_of(row, accelerator),
+        vcpus=int(row["vcpu"]),
+        host_memory_bytes=int(float(row["host_memory_gib"]) * GIB),
         price_usd_per_hour=number_or_none(row["sagemaker_usd_per_hour"]),
-        price_region=row["sagemaker_region"], price_date=row["sagemaker_date"],
+        price_region=row["sagemaker_region"],
+        price_date=row["sagemaker_date"],
         price_source=row["sagemaker_source"],
-        price_component=row["sagemaker_component"]
-        or ("component not stated" if row["sagemaker_usd_per_hour"] else ""),
+        price_component=row["sagemaker_component"] or ("component not stated" if row["sagemaker_usd_per_hour"] else ""),
         ec2_price_usd_per_hour=number_or_none(row["ec2_usd_per_hour_us_east_1"]),
         ec2_price_source=row["ec2_source"],
         neuron_cores=int(row["neuron_cores"]) if row["neuron_cores"] else None,
-        network_bits_per_s=number_or_none(row["network_gbps"], 1e9), source=row["spec_source"],
+        network_bits_per_s=number_or_none(row["network_gbps"], 1e9),
+        source=row["spec_source"],
         notes=row["notes"],
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -147,9 +153,13 @@ def _with_fresh_prices(instance: Instance) -> Instance:
     hosting = fresh.get((instance.instance_type, "sagemaker"))
     if hosting is not None and hosting.date > _day(instance.price_date):
         instance = replace(
-            instance, price_usd_per_hour=hosting.usd_per_hour, price_region=hosting.region,
-            price_date=hosting.date, price_source=hosting.source, price_component="Hosting",
-        )  # fmt: skip
+            instance,
+            price_usd_per_hour=hosting.usd_per_hour,
+            price_region=hosting.region,
+            price_date=hosting.date,
+            price_source=hosting.source,
+            price_component="Hosting",
+        )
     virtual = fresh.get((instance.instance_type, "ec2"))
     if virtual is not None and virtual.date > _day(instance.ec2_price_source):
         instance = replace(

@@ -33,14 +33,17 @@ _COUNTS: Final = [each.name for each in fields(ModelShape) if each.type is int]
 
 def _from_row(row: Row) -> CatalogModel:
     shape = ModelShape(
-        name=row["model"], tied_embeddings=row["tied_embeddings"] == "1",
+        name=row["model"],
+        tied_embeddings=row["tied_embeddings"] == "1",
         parallel_branches=row["parallel_branches"] == "1",
         sliding_window=int(row["sliding_window"]) if row["sliding_window"] else None,
         full_attention_layers=int(row["full_attention_layers"]),
-        aliases=tuple(filter(None, row["aliases"].split(";"))), source=row["source"],
-        architecture=row["architecture"], doubt="",
+        aliases=tuple(filter(None, row["aliases"].split(";"))),
+        source=row["source"],
+        architecture=row["architecture"],
+        doubt="",
         **{name: int(row[name] or 0) for name in _COUNTS},
-    )  # fmt: skip
+    )
     contexts = tuple(filter(None, row["variant_positions"].split(";")))
     facts = row["hf_id"], row["checkpoint_dtype"], row["notes"], row["gated"]
     return CatalogModel(shape, *facts, contexts)
@@ -57,15 +60,17 @@ def _names(entry: CatalogModel) -> tuple[str, ...]:
 
 
 _INDEX = Index(
-    "model", "Give a catalog name, or a folder with a config.json.", all_model_entries,
-    names=_names, shown=2, key=model_key,
-)  # fmt: skip
+    "model",
+    "Give a catalog name, or a folder with a config.json.",
+    all_model_entries,
+    names=_names,
+    shown=2,
+    key=model_key,
+)
 
 
 _DATE: Final = re.compile(r"\d{4}|\d{6}|thinking|preview|latest|terminus|exp|v2|bnb|qat|q\d|[0ksm]")
-_OTHER_WORK: Final = re.compile(
-    r"embed|rerank|(^|[/-])(bge|e5|gte|colbert|whisper|clip|bert)(-|$)", re.IGNORECASE
-)
+_OTHER_WORK: Final = re.compile(r"embed|rerank|(^|[/-])(bge|e5|gte|colbert|whisper|clip|bert)(-|$)", re.IGNORECASE)
 
 
 def find_model_entry(name: str) -> CatalogModel:
@@ -75,8 +80,7 @@ def find_model_entry(name: str) -> CatalogModel:
     """
     if _OTHER_WORK.search(name):
         raise InputError(
-            f"model {name!r} by its name embeds, ranks or hears; only text generation by decoder "
-            "models is planned"
+            f"model {name!r} by its name embeds, ranks or hears; only text generation by decoder models is planned"
         )
     return _read_as(name) or _INDEX.find(name)
 

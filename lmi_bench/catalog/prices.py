@@ -35,11 +35,7 @@ from lmi_bench.core.errors import InputError
 
 Platform = Literal["sagemaker", "ec2", "file"]
 
-_RATES = {
-    "savings_plan_usd_per_hour": "savings-plan",
-    "reserved_usd_per_hour": "reserved",
-    "spot_usd_per_hour": "spot",
-}
+_RATES = {"savings_plan_usd_per_hour": "savings-plan", "reserved_usd_per_hour": "reserved", "spot_usd_per_hour": "spot"}
 _NEEDED = ("instance", "usd_per_hour", "region", "date")
 _OPTIONAL = ("component", "source", *_RATES)
 _MACHINE = ("machine", "accelerator", "accelerators", "usd_per_hour")
@@ -102,9 +98,7 @@ def _from_entry(entry: object, where: str, path: Path) -> Instance:
         price_date=str(entry.get("date") or "undated"),
         price_component=str(entry.get("component") or "price list"),
         price_source=str(entry.get("source") or f"price list {path.name}"),
-        rates_usd_per_hour=tuple(
-            (kind, _price(entry, key, where)) for key, kind in _RATES.items() if key in entry
-        ),
+        rates_usd_per_hour=tuple((kind, _price(entry, key, where)) for key, kind in _RATES.items() if key in entry),
     )
 
 
@@ -161,11 +155,14 @@ def on_platform(instance: Instance, platform: Platform) -> Instance:
     generated = re.search(r"generated (\d{4}-\d{2}-\d{2})", instance.ec2_price_source)
     known = instance.ec2_price_usd_per_hour is not None
     return replace(
-        instance, price_usd_per_hour=instance.ec2_price_usd_per_hour,
+        instance,
+        price_usd_per_hour=instance.ec2_price_usd_per_hour,
         price_region=instance.ec2_price_region if known else "",
-        price_date=generated.group(1) if generated else "", price_component="EC2" if known else "",
-        price_source=instance.ec2_price_source if known else "", rates_usd_per_hour=(),
-    )  # fmt: skip
+        price_date=generated.group(1) if generated else "",
+        price_component="EC2" if known else "",
+        price_source=instance.ec2_price_source if known else "",
+        rates_usd_per_hour=(),
+    )
 
 
 def hosting_price(instance: Instance) -> Instance:

@@ -35,13 +35,17 @@ class PublishedCell:
 def _cell(row: Row) -> PublishedCell:
     latency_ms = number_or_none(row.get("latency_ms_per_token", ""))
     return PublishedCell(
-        table=row["table"], model=row["model"], instance_type=row["instance"],
-        tensor_parallel=int(row["tp"]), replicas=int(row.get("instance_count") or 1),
-        input_tokens=int(row["input_tokens"]), output_tokens=int(row["output_tokens"]),
+        table=row["table"],
+        model=row["model"],
+        instance_type=row["instance"],
+        tensor_parallel=int(row["tp"]),
+        replicas=int(row.get("instance_count") or 1),
+        input_tokens=int(row["input_tokens"]),
+        output_tokens=int(row["output_tokens"]),
         concurrency=int(row["concurrency"]),
         throughput_tokens_per_s=number_or_none(row.get("throughput_tokens_per_s", "")),
         latency_s_per_token=None if latency_ms is None else ms_to_s(latency_ms),
-    )  # fmt: skip
+    )
 
 
 def published_table(name: str) -> Path:

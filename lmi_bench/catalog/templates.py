@@ -33,9 +33,7 @@ class _TagLoader(yaml.SafeLoader):
     """Reads such functions, too."""
 
 
-_PlainDumper.add_representer(
-    Tag, lambda dumper, tag: dumper.represent_scalar(f"!{tag.name}", tag.value)
-)
+_PlainDumper.add_representer(Tag, lambda dumper, tag: dumper.represent_scalar(f"!{tag.name}", tag.value))
 _PlainDumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar(

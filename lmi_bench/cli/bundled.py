@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from lmi_bench.jobs.generate import Generated
     from lmi_bench.jobs.optimize.recipe import MemoryNeed
 
-profile = typer.Typer(
-    name="profile", help="Time single operations of this machine.", no_args_is_help=True
-)
+profile = typer.Typer(name="profile", help="Time single operations of this machine.", no_args_is_help=True)
 
 
 @spread_options
@@ -124,15 +122,9 @@ def _print_generated(settings: bundled.GenerateSettings, done: Generated) -> Non
     timing = ""
     if done.seconds is not None:
         speed = done.tokens / done.seconds if done.seconds else 0.0
-        timing = (
-            f" and {done.seconds:.2f} s: {speed:.1f} tok/s, first token after "
-            f"{1e3 * done.first_token_s:.0f} ms"
-        )
+        timing = f" and {done.seconds:.2f} s: {speed:.1f} tok/s, first token after {1e3 * done.first_token_s:.0f} ms"
     noun = "request" if done.requests == 1 else "requests"
-    note(
-        f"{done.tokens} tokens in {done.requests} {noun}{timing}, ended by {done.finish_reason}; "
-        f"{done.back_end_note}"
-    )
+    note(f"{done.tokens} tokens in {done.requests} {noun}{timing}, ended by {done.finish_reason}; {done.back_end_note}")
     if settings.logprobs is not None:
         for token in done.scores:
             others = ", ".join(f"{text!r} {value:.3f}" for text, value in token.likeliest)
@@ -156,10 +148,7 @@ def _end(done: Generated, max_new_tokens: int) -> str:
     """Why the text ended, and what to do about it."""
     match done.finish_reason:
         case "length" if done.tokens < max_new_tokens * done.requests:
-            return (
-                "cut off: prompt and text fill the model's context of "
-                f"{done.context_tokens:,} tokens"
-            )
+            return f"cut off: prompt and text fill the model's context of {done.context_tokens:,} tokens"
         case "length":
             return (
                 f"cut off: the limit of --max-new-tokens {max_new_tokens} was reached; raise it, "
@@ -178,15 +167,10 @@ def _end(done: Generated, max_new_tokens: int) -> str:
 @spread_options
 def optimize(
     settings: bundled.OptimizeSettings,
-    listed: Annotated[
-        bool, Option("List of the techniques and the devices that each works on.", ("--list",))
-    ] = False,
+    listed: Annotated[bool, Option("List of the techniques and the devices that each works on.", ("--list",))] = False,
     plan: Annotated[
         bool,
-        Option(
-            "Plan only: the memory of each variant and the cheapest machine for it. --model may "
-            "be a catalog name."
-        ),
+        Option("Plan only: the memory of each variant and the cheapest machine for it. --model may be a catalog name."),
     ] = False,
 ) -> None:
     """Apply a recipe's techniques and measure each: quality, speed, memory and price.
@@ -220,9 +204,7 @@ def optimize(
         say(f"report: {folder / 'report.html'}   numbers: {folder / 'optimize.json'}")
 
 
-def _print_plan(
-    model: str, needs: Sequence[tuple[MemoryNeed, Instance | None]], best: Instance | None
-) -> None:
+def _print_plan(model: str, needs: Sequence[tuple[MemoryNeed, Instance | None]], best: Instance | None) -> None:
     rows = [
         {
             "variant": need.name,
@@ -302,9 +284,7 @@ def perplexity(settings: bundled.PerplexitySettings, json_file: JsonFile = None)
             cells[f"{name}: all"] = MISSING if at is None else number(at.perplexity, 4)
             cells[f"{name}: 2nd half"] = MISSING if at is None else number(at.far_perplexity, 4)
         rows.append(cells)
-    print_table(
-        f"Perplexity of {found.settings.model}, trained for {found.max_positions:,} positions", rows
-    )
+    print_table(f"Perplexity of {found.settings.model}, trained for {found.max_positions:,} positions", rows)
     if any(length not in scores for scores in found.scores.values() for length in found.lengths):
         note(f"{MISSING}: longer than the text or the trained positions (see --rope-scaling)")
     write_json(json_file, found.to_json(), "figures")
@@ -321,15 +301,11 @@ def collectives(settings: bundled.CollectiveSettings) -> None:
 
     found = run_job(time_collectives, settings)
     print_table(
-        f"All-reduce of {found.ranks} ranks, us a call (float32 arrays, median of "
-        f"{found.rounds} rounds)",
+        f"All-reduce of {found.ranks} ranks, us a call (float32 arrays, median of {found.rounds} rounds)",
         [
             {
                 "KiB": size // 1024,
-                **{
-                    name.replace("_", " "): shown(times_s[i] * 1e6)
-                    for name, times_s in found.times_s.items()
-                },
+                **{name.replace("_", " "): shown(times_s[i] * 1e6) for name, times_s in found.times_s.items()},
             }
             for i, size in enumerate(SIZES_BYTES)
         ],

@@ -32,9 +32,18 @@ _FORM_OPTIONS = {
 }
 """What every command with figures has besides its own options."""
 _WITHOUT_FORM = (
-    "report", "export", "import_results", "serve", "generate", "compile_steps", "convert",
-    "package", "probe", "write", "refresh",
-)  # fmt: skip
+    "report",
+    "export",
+    "import_results",
+    "serve",
+    "generate",
+    "compile_steps",
+    "convert",
+    "package",
+    "probe",
+    "write",
+    "refresh",
+)
 """Commands whose answer is files, a server or a text."""
 _OF_THE_CATALOG = ("recommend", "predict", "compare_accelerators", "limits", "backends", "write")
 """Commands whose models and machines are the catalog's."""
@@ -109,9 +118,12 @@ def _filling(
 def _as_typer(name: str, bare: Any, default: Any, mark: Option) -> Any:
     """The annotation that Typer takes for an option."""
     common: dict[str, Any] = {
-        "help": mark.help + default_note(mark, default), "metavar": mark.metavar,
-        "envvar": mark.envvar, "rich_help_panel": mark.group, "show_default": False,
-    }  # fmt: skip
+        "help": mark.help + default_note(mark, default),
+        "metavar": mark.metavar,
+        "envvar": mark.envvar,
+        "rich_help_panel": mark.group,
+        "show_default": False,
+    }
     if mark.argument:
         return Annotated[_listed(bare), typer.Argument(**common)]
     names = mark.names or ((flag_of(name),) if bare is bool and default is False else ())
@@ -139,9 +151,7 @@ class Command(TyperCommand):
             for name, mark in marks.items()
             for old, equals, value in (each.partition("=") for each in mark.old_names)
         }
-        self._bare = {
-            mark.name_of(name): mark.bare for name, mark in marks.items() if mark.bare is not None
-        }
+        self._bare = {mark.name_of(name): mark.bare for name, mark in marks.items() if mark.bare is not None}
         if self._rare:
             self.epilog = f"{len(self._rare)} more options: {_HELP_ALL}"
 
@@ -160,9 +170,7 @@ class Command(TyperCommand):
             if (what := _OTHER_WORK.get(arg.partition("=")[0])) is not None:
                 raise InputError(f"{arg}: lmi-bench does not {what}")
         stated = [  # with its value where it is an option whose number may be left out
-            f"{arg}={self._bare[arg]}"
-            if arg in self._bare and not following.lstrip("-").isdecimal()
-            else arg
+            f"{arg}={self._bare[arg]}" if arg in self._bare and not following.lstrip("-").isdecimal() else arg
             for arg, following in pairwise((*args, ""))
         ]
         missing = missing_options(self.params, args)
@@ -194,10 +202,12 @@ class Command(TyperCommand):
 _NO_ADAPTERS = "plan LoRA adapters; sweep --adapters measures them"
 _TEXT_ALONE = "plan or measure {}, only text generation by decoder models"
 _OTHER_WORK = {
-    "--lora": _NO_ADAPTERS, "--lora-adapters": _NO_ADAPTERS,
-    "--rerank": _TEXT_ALONE.format("rerankers"), "--image-size": _TEXT_ALONE.format("images"),
+    "--lora": _NO_ADAPTERS,
+    "--lora-adapters": _NO_ADAPTERS,
+    "--rerank": _TEXT_ALONE.format("rerankers"),
+    "--image-size": _TEXT_ALONE.format("images"),
     "--audio": _TEXT_ALONE.format("audio"),
-}  # fmt: skip
+}
 """Options that other tools have for what is not done here."""
 
 

@@ -110,9 +110,13 @@ def _discard(stream: IO[str]) -> None:
 
 
 def print_table(
-    title: str, rows: Sequence[Mapping[str, Any]], *, left: Sequence[str] = (),
-    whole: Sequence[str] = (), give_way: Sequence[str] = (),
-) -> None:  # fmt: skip
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    left: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    give_way: Sequence[str] = (),
+) -> None:
     """Print rows with the same keys: numbers aligned right, columns named in `left` aligned left.
 
     In a narrow terminal headings and the left columns are folded, never a number.
@@ -271,15 +275,16 @@ def _progress_bar() -> "Progress":
         BarColumn(bar_width=24),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TimeElapsedColumn(),
-        console=stderr(), transient=True, refresh_per_second=4, disable=not stderr().is_terminal,
-    )  # fmt: skip
+        console=stderr(),
+        transient=True,
+        refresh_per_second=4,
+        disable=not stderr().is_terminal,
+    )
     bar.add_task("", total=1)
     return bar
 
 
-def run_job(
-    job: Callable[Concatenate[S, Terminal, P], R], settings: S, *more: P.args, **named: P.kwargs
-) -> R:
+def run_job(job: Callable[Concatenate[S, Terminal, P], R], settings: S, *more: P.args, **named: P.kwargs) -> R:
     """Run a job and print its notes, warnings and progress."""
     with Terminal() as listener:
         return job(settings, listener, *more, **named)

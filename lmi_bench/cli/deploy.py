@@ -118,10 +118,7 @@ def options(
     name: Annotated[str | None, Option("Name of one option.", argument=True)] = None,
     backend: Annotated[
         str | None,
-        Option(
-            "Backend whose options are listed: vllm, lmi-dist, trtllm, tnx, deepspeed, accelerate.",
-            default="all",
-        ),
+        Option("Backend whose options are listed: vllm, lmi-dist, trtllm, tnx, deepspeed, accelerate.", default="all"),
     ] = None,
 ) -> None:
     """List the options of LMI: name, kind, default, backends, versions, variable."""
@@ -235,10 +232,7 @@ def shards(
     model: _Model,
     tensor_parallel: Annotated[int, replace(planning.TENSOR_PARALLEL, group=None)],
     strategy: Annotated[
-        str | None,
-        Option(
-            "Strategy: shard-over-heads, replicated-heads or shard-over-batch.", default="all three"
-        ),
+        str | None, Option("Strategy: shard-over-heads, replicated-heads or shard-over-batch.", default="all three")
     ] = None,
 ) -> None:
     """Print which device holds which KV heads, and its share of the cache, by strategy."""
@@ -290,8 +284,7 @@ def _runs(numbers: Sequence[int]) -> str:
 @spread_options
 def presets(
     model: Annotated[
-        str | None,
-        Option("Model under the name that it was measured with.", ("--model", "-m"), default="all"),
+        str | None, Option("Model under the name that it was measured with.", ("--model", "-m"), default="all")
     ] = None,
 ) -> None:
     """Print measured configurations: for each model one of low cost and one of low latency."""
@@ -306,9 +299,7 @@ def presets(
             "TP": preset.cell.tensor_parallel,
             "concurrency": preset.cell.concurrency,
             "tok/s": format_figure(preset.cell.throughput_tokens_per_s, 0),
-            "ms/token": format_figure(
-                (each_s := preset.cell.latency_s_per_token) and s_to_ms(each_s), 0
-            ),
+            "ms/token": format_figure((each_s := preset.cell.latency_s_per_token) and s_to_ms(each_s), 0),
             "USD/1M out": format_figure(preset.usd_per_1m_output, 2),
         }
         for preset in measured_presets(model)

@@ -24,9 +24,11 @@ from lmi_bench.jobs.predict import Prediction
 from lmi_bench.jobs.verify import Learned, Verification
 
 _COLUMNS = {
-    "tok/s": "throughput_tokens_per_s", "ms/token": "latency_ms_per_token", "TPOT ms": "tpot_ms",
+    "tok/s": "throughput_tokens_per_s",
+    "ms/token": "latency_ms_per_token",
+    "TPOT ms": "tpot_ms",
     "TTFT ms": "ttft_ms",
-}  # fmt: skip
+}
 _SHOWN_LEVELS = 12
 _SHOWN_WARNINGS = 5
 _HOURS_A_DAY = 24
@@ -117,8 +119,7 @@ def print_calibration(calibration: calibrate.Calibration) -> None:
     if calibration.is_fitted:
         _print_fit(calibration)
     rows = [
-        {"level": _level(level), "expected tok/s": _interval(expected)}
-        for level, expected in calibration.next_levels
+        {"level": _level(level), "expected tok/s": _interval(expected)} for level, expected in calibration.next_levels
     ]
     print_table("Measure next, the most informative first", rows, left=("level",))
 
@@ -198,10 +199,7 @@ def print_shipped(shipped: calibrate.ShippedErrors) -> None:
         "well it describes known data; other models: predicted without such data"
     )
     for table in shipped.absent:
-        note(
-            f"{table.profile}: {table.file} does not ship; to judge it, set "
-            f"{calibrate.TABLES_VARIABLE} to its folder"
-        )
+        note(f"{table.profile}: {table.file} does not ship; to judge it, set {calibrate.TABLES_VARIABLE} to its folder")
 
 
 def _in_percent(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,10 +365,7 @@ def print_accelerators(comparison: AcceleratorComparison, top: int) -> None:
     )
     if not figures and comparison.rejected:
         warn(f"the model runs on none of these machines: {comparison.rejected[0].reason}")
-    say(
-        f"predictions: {comparison.profile.provenance}; they are estimates until calibrated on a "
-        "sweep"
-    )
+    say(f"predictions: {comparison.profile.provenance}; they are estimates until calibrated on a sweep")
 
 
 def _step_row(row: machines.FourSteps) -> dict[str, Any]:
@@ -412,8 +407,7 @@ def print_portfolio(answer: Portfolio) -> None:
             "plan": plan,
             "fleet": f"{fleet.machines} x {fleet.instance}",
             "models": ", ".join(
-                f"{name}: {need.copies} at TP {need.tensor_parallel}"
-                for name, need in fleet.models.items()
+                f"{name}: {need.copies} at TP {need.tensor_parallel}" for name, need in fleet.models.items()
             ),
             "USD/h": usd_text(fleet.usd_per_hour, estimated=fleet.estimated),
         }

@@ -12,12 +12,7 @@ from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.cli.console import fit_columns, note, print_table, say, stdout, warn
 from lmi_bench.jobs.recommend import Advice
 from lmi_bench.report.formats import number
-from lmi_bench.report.recommendation_view import (
-    answer_tiles,
-    by_reason,
-    planning_facts,
-    pools_facts,
-)
+from lmi_bench.report.recommendation_view import answer_tiles, by_reason, planning_facts, pools_facts
 from lmi_bench.report.table import bracketed, console_rows
 from lmi_bench.report.tables import fleets
 
@@ -150,10 +145,7 @@ def _doubt(answer: Recommendation) -> str:
     for outlook in best.slos:
         figure = best.figures.get(fleets.figure_key(outlook.slo))
         if outlook.confidence == "likely" and figure is not None:
-            return (
-                f"{outlook.slo} holds as predicted, but the interval reaches "
-                f"{number(figure.high)} ms"
-            )
+            return f"{outlook.slo} holds as predicted, but the interval reaches {number(figure.high)} ms"
     if best.warnings:
         return best.warnings[0]
     return "" if answer.question.calibrated else "no level of your own was measured yet"
@@ -190,10 +182,7 @@ def unpriced_lines(answer: Recommendation) -> Iterator[str]:
         if price > best.get(candidate.instance, (0.0,))[0]:
             best[candidate.instance] = (price, candidate)
     for price, candidate in list(best.values())[:_SHOWN_UNPRICED]:
-        yield (
-            f"no price known: {fleets.fleet_name(candidate)} would win below USD {price:,.2f} "
-            "a machine and hour"
-        )
+        yield (f"no price known: {fleets.fleet_name(candidate)} would win below USD {price:,.2f} a machine and hour")
     if len(best) > _SHOWN_UNPRICED:
         yield f"and {len(best) - _SHOWN_UNPRICED} more unpriced machines, in the --json file"
 
@@ -270,9 +259,16 @@ def _rounded_up(rate_per_s: float) -> str:
 
 
 _GIVE_WAY = (
-    "price of", "tok/s", "basis", "limited by", "USD/1M out", "ms/token p90", "ITL p50 ms",
-    "capacity req/s", "TTFT p90 ms",
-)  # fmt: skip
+    "price of",
+    "tok/s",
+    "basis",
+    "limited by",
+    "USD/1M out",
+    "ms/token p90",
+    "ITL p50 ms",
+    "capacity req/s",
+    "TTFT p90 ms",
+)
 """Columns to leave out in a narrow terminal, the least important first; an SLO's column stays.
 
 The last two go only after the latencies' intervals have."""
@@ -290,9 +286,7 @@ def distinct_layouts(
     return list(found.values())
 
 
-def candidate_rows(
-    candidates: Sequence[Candidate], width: int
-) -> tuple[list[dict[str, str]], list[str]]:
+def candidate_rows(candidates: Sequence[Candidate], width: int) -> tuple[list[dict[str, str]], list[str]]:
     """Rows for a terminal of this width, and what is left out.
 
     Before the capacity goes, the latencies' intervals do. The SLOs' columns always stay.

@@ -8,9 +8,7 @@ from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import print_table, run_job, say, show_result, write_json
 from lmi_bench.jobs.settings import results
 
-workload = typer.Typer(
-    name="workload", help="Workloads from recorded production traffic.", no_args_is_help=True
-)
+workload = typer.Typer(name="workload", help="Workloads from recorded production traffic.", no_args_is_help=True)
 
 
 @spread_options
@@ -20,10 +18,7 @@ def report(settings: results.ReportSettings) -> None:
 
     written = write(settings)
     say(*(f"repaired: {line}" for line in written.repaired))
-    say(
-        f"report: {written.html} ({len(settings.runs)} sweep(s), "
-        f"{len(settings.recommendation)} recommendation(s))"
-    )
+    say(f"report: {written.html} ({len(settings.runs)} sweep(s), {len(settings.recommendation)} recommendation(s))")
     if written.markdown is not None:
         say(f"markdown: {written.markdown}")
     say(*(f"figure: {path}" for path in written.figures))

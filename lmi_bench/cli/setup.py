@@ -28,13 +28,23 @@ _TABLES: Final = {
     "profiles": "List the engine profiles: what each was fitted on; priors were not fitted.",
 }
 _GIVE_WAY: Final = (
-    "network Gbit/s", "layers", "gated", "arch", "link", "vendor", "host GiB", "checkpoint",
-    "models", "accelerator", "region", "component", "platform", "devices",
-)  # fmt: skip
+    "network Gbit/s",
+    "layers",
+    "gated",
+    "arch",
+    "link",
+    "vendor",
+    "host GiB",
+    "checkpoint",
+    "models",
+    "accelerator",
+    "region",
+    "component",
+    "platform",
+    "devices",
+)
 catalog = typer.Typer(
-    name="catalog",
-    help="Models, machines, prices and images that are known, with their sources.",
-    no_args_is_help=True,
+    name="catalog", help="Models, machines, prices and images that are known, with their sources.", no_args_is_help=True
 )
 explain = typer.Typer(
     name="explain",
@@ -76,11 +86,7 @@ def _print_findings(
 ) -> None:
     """A line for each; exits with an error if a check failed."""
     rows = [
-        {
-            "": each.state,
-            "check": each.check,
-            "found, and what to mend": f"{each.found}. {each.mend}".removesuffix(" "),
-        }
+        {"": each.state, "check": each.check, "found, and what to mend": f"{each.found}. {each.mend}".removesuffix(" ")}
         for each in findings
     ]
     print_table(name.title(), rows, whole=("", "check"), left=("found, and what to mend",))

@@ -65,10 +65,7 @@ def _slo_verdict(result: SweepResult) -> str | None:
     """The highest load within the SLOs, of a search or of the levels; None without SLOs."""
     assert result.pooled is not None
     found = search_headline(result.answer) or slo_headline(
-        result.pooled.levels,
-        result.pooled.records,
-        result.slos,
-        failures=result.slo_options.failures,
+        result.pooled.levels, result.pooled.records, result.slos, failures=result.slo_options.failures
     )
     if found is None:
         return None
@@ -166,12 +163,7 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
         tables.knee_rows(sweep_curve(levels).axis, knees),
         left=("rule", "what binds", "why"),
     )
-    print_table(
-        "Conversations",
-        session_rows(levels),
-        whole=("level",),
-        give_way=("first turn p90", "turns mean"),
-    )
+    print_table("Conversations", session_rows(levels), whole=("level",), give_way=("first turn p90", "turns mean"))
     print_table("Engine", engine_rows(levels), whole=("level",))
     print_table("Percentile asked for, 95 %", known_rows(levels), left=("level", "metric"))
     note(*run_text.replica_lines(levels))
@@ -298,9 +290,12 @@ def print_comparison(comparison: "Comparison") -> None:
     """Each difference with its interval and verdict, and the scaling efficiency."""
     title = f"{comparison.b} against {comparison.a}"
     print_table(
-        title, [_difference_row(each) for each in comparison.differences], left=("metric",),
-        whole=("level",), give_way=("A", "B", "sees"),
-    )  # fmt: skip
+        title,
+        [_difference_row(each) for each in comparison.differences],
+        left=("metric",),
+        whole=("level",),
+        give_way=("A", "B", "sees"),
+    )
     counts = Counter(each.verdict for each in comparison.differences)
     say(f"{title}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     if (scaling := comparison.scaling) is not None:
@@ -308,8 +303,7 @@ def print_comparison(comparison: "Comparison") -> None:
         say(
             f"{scaling.many} copies give {number(scaling.many_tokens_per_s)} tok/s at their best "
             f"level, {scaling.few} {number(scaling.few_tokens_per_s)}: scaling efficiency "
-            f"{scaling.efficiency_frac:.0%} (aggregate / (copies x one copy's))"
-            + (edge if scaling.edge else "")
+            f"{scaling.efficiency_frac:.0%} (aggregate / (copies x one copy's))" + (edge if scaling.edge else "")
         )
     note(
         "intervals: 95 % each, paired bootstrap over requests; verdicts: 95 % for all together "
@@ -321,12 +315,15 @@ def print_comparison(comparison: "Comparison") -> None:
 def _difference_row(each: Difference) -> dict[str, str]:
     known = each.change is not None and each.low is not None and each.high is not None
     return {
-        "level": each.level, "metric": f"{each.metric}, {each.unit}", "A": number(each.a),
-        "B": number(each.b), "change": f"{each.change:+.1%}" if known else MISSING,
+        "level": each.level,
+        "metric": f"{each.metric}, {each.unit}",
+        "A": number(each.a),
+        "B": number(each.b),
+        "change": f"{each.change:+.1%}" if known else MISSING,
         "95 %": f"{each.low:+.1%} to {each.high:+.1%}" if known else each.reason,
         "verdict": each.verdict,
         "sees": MISSING if each.detectable is None else f"{each.detectable:.0%}",
-    }  # fmt: skip
+    }
 
 
 def print_workload(found: "Summary") -> None:
@@ -351,10 +348,7 @@ def _facts(found: "Summary") -> Iterator[str]:
         + ("" if found.correlation is None else f", correlation {found.correlation:+.2f}")
     )
     if found.peak_per_s is not None and found.mean_per_s is not None:
-        yield (
-            f"rate: {found.peak_per_s:,.4g} req/s in the busiest five minutes, "
-            f"{found.mean_per_s:,.4g} on average"
-        )
+        yield (f"rate: {found.peak_per_s:,.4g} req/s in the busiest five minutes, {found.mean_per_s:,.4g} on average")
     if found.bursts is not None and found.bursts.shape is not None:
         yield f"burstiness {found.bursts.shape:.3g} (1 is Poisson), by {found.bursts.how}"
     if found.shared_tokens is not None and found.repeated is not None:

@@ -39,9 +39,7 @@ class _JumpingSelector(selectors.SelectSelector):
                     future.set_result(None)
             return []
         if timeout is None:
-            raise LmiBenchError(
-                "virtual time cannot go on: every task waits for something that no timer ends"
-            )
+            raise LmiBenchError("virtual time cannot go on: every task waits for something that no timer ends")
         self.now_s += timeout
         if self.now_s > MOST_TIME_S:
             raise InputError("the simulated level takes more than 30 years: raise its rate")

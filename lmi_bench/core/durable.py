@@ -17,9 +17,7 @@ import orjson
 from lmi_bench.core.errors import InputError, file_reason
 
 LOCK = ".lock"
-_LONE_SURROGATE = re.compile(
-    r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w"
-)
+_LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w")
 _MOST_BYTES, _MOST_OF_A_DEVICE = 2**30, 2**20  # ShareGPT has 642 MiB; /dev/zero has no end
 UNFINISHED = ".new"  # how the name of a file ends that is being written
 
@@ -81,8 +79,7 @@ def parsed_json(text: str) -> Any:
         is_short = re.compile(r"-?\d{1,18}").fullmatch
         try:
             return json.loads(
-                whole_characters(text),
-                parse_int=lambda digits: int(digits) if is_short(digits) else float(digits),
+                whole_characters(text), parse_int=lambda digits: int(digits) if is_short(digits) else float(digits)
             )
         except RecursionError:
             raise ValueError("it is nested too deep") from None

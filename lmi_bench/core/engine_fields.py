@@ -86,13 +86,16 @@ class ModelFields(Fields):
     backend: Literal["auto", "native", "torch", "triton"] = option(value="auto")
     device: Literal["cpu", "cuda"] | None = option(default="cpu")
     enforce_eager: bool = option(
-        "--graphs", old_names=("--enforce-eager=off", "--cuda-graphs=on"), value=False,
-        default="on", metavar="on|off", kind=str, read=_eager,
-    )  # fmt: skip
-    dtype: WeightDtype | None = option(default="bfloat16; simulated: the published weights'")
-    kv_dtype: Literal["float32", "bfloat16", "float16", "float8"] | None = option(
-        default="as the weights"
+        "--graphs",
+        old_names=("--enforce-eager=off", "--cuda-graphs=on"),
+        value=False,
+        default="on",
+        metavar="on|off",
+        kind=str,
+        read=_eager,
     )
+    dtype: WeightDtype | None = option(default="bfloat16; simulated: the published weights'")
+    kv_dtype: Literal["float32", "bfloat16", "float16", "float8"] | None = option(default="as the weights")
     kv_tokens: PositiveInt | None = option(default="from memory", rare=True)
     num_blocks: PositiveInt | None = option(default="from memory", rare=True)
     block_size: PositiveInt | None = option(default="64; simulated: the profile's", rare=True)
@@ -102,21 +105,13 @@ class ModelFields(Fields):
         default="0.5, on a GPU alone 0.9; simulated: the profile's"
     )
     threads: PositiveInt | None = option(default="all free cores")
-    quantize: Literal["none", "int8", "awq", "awq-int4", "awq-int3", "smoothquant", "fp8"] = option(
-        value="none"
-    )
+    quantize: Literal["none", "int8", "awq", "awq-int4", "awq-int3", "smoothquant", "fp8"] = option(value="none")
     smoothquant_alpha: Share = option(value=0.8, rare=True)
     smoothquant_per_token: bool = option(
-        "--smoothquant-per-token/--smoothquant-per-tensor",
-        value=True,
-        default="per token",
-        rare=True,
+        "--smoothquant-per-token/--smoothquant-per-tensor", value=True, default="per token", rare=True
     )
     smoothquant_per_channel: bool = option(
-        "--smoothquant-per-channel/--smoothquant-per-matrix",
-        value=True,
-        default="per channel",
-        rare=True,
+        "--smoothquant-per-channel/--smoothquant-per-matrix", value=True, default="per channel", rare=True
     )
     calibration: str | None = option(default="built in", rare=True)
     compile: bool = option(value=False, default="no")
@@ -124,9 +119,7 @@ class ModelFields(Fields):
     artefact: str | None = option()
     draft: Text | None = option()
     draft_tokens: PositiveInt = option(value=4)
-    draft_adaptive: bool = option(
-        "--draft-adaptive/--draft-fixed", value=True, default="adaptive", rare=True
-    )
+    draft_adaptive: bool = option("--draft-adaptive/--draft-fixed", value=True, default="adaptive", rare=True)
 
 
 @dataclass(frozen=True)
@@ -163,39 +156,27 @@ class BatchingFields(Fields):
     GROUP = "Engine: batching"
 
     policy: Literal["none", "dynamic", "rolling"] = option(value="rolling")
-    kv_layout: Literal["paged", "contiguous"] | None = option(
-        default="paged; simulated: the profile's", rare=True
-    )
+    kv_layout: Literal["paged", "contiguous"] | None = option(default="paged; simulated: the profile's", rare=True)
     batch_size: PositiveInt = option(value=4, rare=True)
     max_batch_delay_ms: NotNegative = option(value=100.0, rare=True)
     max_rolling_batch_size: PositiveInt | None = option(
-        "--max-batch",
-        old_names=("--max-rolling-batch-size",),
-        default="32; simulated: the profile's",
+        "--max-batch", old_names=("--max-rolling-batch-size",), default="32; simulated: the profile's"
     )
     max_rolling_batch_prefill_tokens: PositiveInt | None = option(
-        "--prefill-tokens",
-        old_names=("--max-rolling-batch-prefill-tokens",),
-        default="4096; simulated: the profile's",
+        "--prefill-tokens", old_names=("--max-rolling-batch-prefill-tokens",), default="4096; simulated: the profile's"
     )
     chunked_prefill: bool | None = option(
         "--chunked-prefill/--whole-prefill", default="whole; simulated: the profile's"
     )
-    max_waiting_tokens: PositiveInt | None = option(
-        default="at once; simulated: the profile's", rare=True
-    )
+    max_waiting_tokens: PositiveInt | None = option(default="at once; simulated: the profile's", rare=True)
     waiting_served_ratio: NotNegative | None = option(default="1.2", rare=True)
     prefix_caching: bool | None = option(default="no")
     host_cache_gib: Positive | None = option(rare=True)
     host_cache_gb_per_s: Positive | None = option(
         setting="host_cache_gb_per_s", default="0.8 of its PCIe link's", rare=True
     )
-    recompute_on_join: bool | None = option(
-        "--recompute-on-join/--insert-on-join", default="extended", rare=True
-    )
-    follow_memory: bool | None = option(
-        "--follow-memory/--fixed-memory", default="fixed", rare=True
-    )
+    recompute_on_join: bool | None = option("--recompute-on-join/--insert-on-join", default="extended", rare=True)
+    follow_memory: bool | None = option("--follow-memory/--fixed-memory", default="fixed", rare=True)
     max_concurrent_requests: PositiveInt | None = option(default="no limit; serve: 4096", rare=True)
     max_input_tokens: PositiveInt | None = option(default="what the answer leaves")
     max_batch_total_tokens: PositiveInt | None = option(default="from memory", rare=True)

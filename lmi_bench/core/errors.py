@@ -25,9 +25,19 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 TargetErrorKind = Literal[
-    "connect", "tls", "timeout", "throttled", "overloaded", "client_error", "server_error",
-    "broken_stream", "malformed_frame", "short_output", "cancelled", "refused",
-]  # fmt: skip
+    "connect",
+    "tls",
+    "timeout",
+    "throttled",
+    "overloaded",
+    "client_error",
+    "server_error",
+    "broken_stream",
+    "malformed_frame",
+    "short_output",
+    "cancelled",
+    "refused",
+]
 TARGET_ERROR_KINDS: tuple[str, ...] = get_args(TargetErrorKind)
 
 
@@ -88,9 +98,7 @@ class TargetError(LmiBenchError):
     exchange  what had arrived before it failed, if anything
     """
 
-    def __init__(
-        self, kind: TargetErrorKind, message: str, *, exchange: Exchange | None = None
-    ) -> None:
+    def __init__(self, kind: TargetErrorKind, message: str, *, exchange: Exchange | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.exchange = exchange

@@ -59,9 +59,7 @@ class Exchange:
         if not self.token_counts and self.token_times_s:
             object.__setattr__(self, "token_counts", (1,) * len(self.token_times_s))
         if len(self.token_counts) != len(self.token_times_s):
-            raise ValueError(
-                f"{len(self.token_times_s)} token times but {len(self.token_counts)} counts"
-            )
+            raise ValueError(f"{len(self.token_times_s)} token times but {len(self.token_counts)} counts")
 
     @property
     def last_s(self) -> float:
@@ -76,9 +74,12 @@ class Exchange:
         Records are kept for a whole sweep and sent between processes; no metric needs the text.
         """
         return replace(
-            self, sent_s=self.sent_s - start_s,
+            self,
+            sent_s=self.sent_s - start_s,
             token_times_s=tuple(t - start_s for t in self.token_times_s),
             ended_s=None if self.ended_s is None else self.ended_s - start_s,
             first_answer_s=None if self.first_answer_s is None else self.first_answer_s - start_s,
-            text="", thought_chars=0, token_ids=(),
-        )  # fmt: skip
+            text="",
+            thought_chars=0,
+            token_ids=(),
+        )

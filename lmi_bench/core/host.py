@@ -16,12 +16,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 # of cgroups 2 and 1: the limit, its use, and what the kernel can reclaim of that, with its file
 _MEMORY_LIMITS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
 _PACKAGES = ("lmi-bench", "numpy", "httptools", "orjson", "aiohttp", "boto3", "torch")
 
@@ -29,10 +24,14 @@ _PACKAGES = ("lmi-bench", "numpy", "httptools", "orjson", "aiohttp", "boto3", "t
 def host_facts() -> dict[str, Any]:
     """Facts about this machine that affect a measurement."""
     return {
-        "system": platform.system(), "kernel": platform.release(), "machine": platform.machine(),
-        "cpu": cpu_info("model name") or platform.processor(), "cpus": os.cpu_count(),
-        "memory_bytes": memory_bytes(), "python": platform.python_version(),
-    }  # fmt: skip
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": cpu_info("model name") or platform.processor(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": memory_bytes(),
+        "python": platform.python_version(),
+    }
 
 
 def usable_cores(cgroup: Path = _CGROUPS) -> int:

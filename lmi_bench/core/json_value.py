@@ -218,8 +218,13 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 def _names(slot: Slot) -> str:
     if float in slot.accepts:
         return "a number"
-    names = {int: "a whole number", str: "a text", bool: "true or false", dict: "an object",
-             list: "a list of its kind of values"}  # fmt: skip
+    names = {
+        int: "a whole number",
+        str: "a text",
+        bool: "true or false",
+        dict: "an object",
+        list: "a list of its kind of values",
+    }
     return next(names[kind] for kind in names if kind in slot.accepts)
 
 

@@ -43,9 +43,7 @@ class LengthDistribution:
 
     def __post_init__(self) -> None:
         if self.kind == "uniform" and not 1 <= self.first <= self.second:
-            raise InputError(
-                f"uniform({self.first:g},{self.second:g}): write 1 <= LOW <= HIGH, in tokens"
-            )
+            raise InputError(f"uniform({self.first:g},{self.second:g}): write 1 <= LOW <= HIGH, in tokens")
         if self.first < 1 or self.second < 0 or self.most < 1:
             raise InputError(
                 f"{self.kind}({self.first:g},{self.second:g}): lengths are at least 1 token, and "
@@ -203,7 +201,5 @@ def parse_mix(text: str) -> list[dict[str, float]]:
             kind = {"input_tokens": int(input_text), "output_tokens": int(output_text)}
             kinds.append({**kind, "share": float(share or 1)})
         except ValueError:
-            raise InputError(
-                f"--mix: {part!r} is not understood; write IN/OUT[:SHARE], such as 20/500:2"
-            ) from None
+            raise InputError(f"--mix: {part!r} is not understood; write IN/OUT[:SHARE], such as 20/500:2") from None
     return kinds

@@ -19,13 +19,21 @@ from lmi_bench.core.server_metrics import ServerMetrics, TtftSplit
 from lmi_bench.core.workload import LevelSpec
 
 Metric = Literal[
-    "ttft", "ttft_from_sent", "ttft_answer", "dispatch_delay", "itl", "tpot", "e2e",
-    "e2e_from_sent", "latency_per_token", "connect", "tls",
-]  # fmt: skip
+    "ttft",
+    "ttft_from_sent",
+    "ttft_answer",
+    "dispatch_delay",
+    "itl",
+    "tpot",
+    "e2e",
+    "e2e_from_sent",
+    "latency_per_token",
+    "connect",
+    "tls",
+]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 LATENCY_KEY: Mapping[Metric, str] = {
-    metric: "latency_ms_per_token" if metric == "latency_per_token" else f"{metric}_ms"
-    for metric in METRICS
+    metric: "latency_ms_per_token" if metric == "latency_per_token" else f"{metric}_ms" for metric in METRICS
 }
 """The key of levels.jsonl that holds a metric's statistics."""
 
@@ -430,10 +438,7 @@ class Level(JsonValue):
         return super(Level, self)._is_left_out(slot)
 
 
-_OF_A_PRICE = (
-    "price_usd_per_hour", "elapsed_s", "spent_usd", "usd_per_1m_output_tokens",
-    "usd_per_1m_total_tokens",
-)  # fmt: skip
+_OF_A_PRICE = ("price_usd_per_hour", "elapsed_s", "spent_usd", "usd_per_1m_output_tokens", "usd_per_1m_total_tokens")
 
 # The keys in a sweep's order; a question mark marks those that only some levels have.
 _KEYS = """
@@ -453,10 +458,7 @@ _KEYS = """
 @cache
 def _level_slots() -> Mapping[str, Slot]:
     by_field = slots_by_field(Level)
-    known = {
-        "concurrency": slot_of("concurrency", int | None),
-        "rate_per_s": slot_of("rate_per_s", float | None),
-    }
+    known = {"concurrency": slot_of("concurrency", int | None), "rate_per_s": slot_of("rate_per_s", float | None)}
     known |= {key: slot_of(metric, Statistics | None) for metric, key in LATENCY_KEY.items()}
     slots = {}
     for word in _KEYS.split():

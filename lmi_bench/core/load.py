@@ -45,13 +45,11 @@ class Load:
             raise InputError(f"rate_per_s must be {LEAST_PER_S} to 1e9, got {self.rate_per_s:g}")
         if self.burstiness <= 0 or self.ramp_s < 0:
             raise InputError(
-                f"burstiness must be above 0 and ramp_s at least 0, got {self.burstiness:g} and "
-                f"{self.ramp_s:g}"
+                f"burstiness must be above 0 and ramp_s at least 0, got {self.burstiness:g} and {self.ramp_s:g}"
             )
         if self.think_time_s is not None and (self.is_open or self.think_time_s < 0):
             raise InputError(
-                "a think time of 0 s or more belongs to users, not to a rate, got "
-                f"{self.think_time_s:g} s"
+                f"a think time of 0 s or more belongs to users, not to a rate, got {self.think_time_s:g} s"
             )
 
     @property

@@ -70,9 +70,7 @@ QUEUE: Final = NativeSource(
 PARTS: Final = (STEP, RECEIVER, QUEUE)
 
 
-def library(
-    source: NativeSource, *, tell: Callable[[str], None] | None = None, build: bool = True
-) -> Path:
+def library(source: NativeSource, *, tell: Callable[[str], None] | None = None, build: bool = True) -> Path:
     """The compiled library: from the wheel if it has one, else from the cache, built if needed.
 
     build  False: compile nothing, so the file may not be there yet
@@ -136,9 +134,7 @@ def _compiler(source: NativeSource) -> str:
     )
 
 
-def _run(
-    command: list[str], problem: str, timeout_s: float = _TIMEOUT_S
-) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], problem: str, timeout_s: float = _TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(  # noqa: S603  the user's own compiler, no shell
             command, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -150,10 +146,13 @@ def _run(
 def _key(source: Path, program: str, flags: tuple[str, ...]) -> str:
     """A hash of everything that decides what the compiler builds, and for which processor."""
     parts = [
-        source.read_bytes(), " ".join(flags).encode(), program.encode(),
+        source.read_bytes(),
+        " ".join(flags).encode(),
+        program.encode(),
         _run([program, "--version"], "does not run", 20.0).stdout.encode(),
-        platform.machine().encode(), instruction_sets().encode(),
-    ]  # fmt: skip
+        platform.machine().encode(),
+        instruction_sets().encode(),
+    ]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(hashlib.sha256(part).digest())

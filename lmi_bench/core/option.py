@@ -86,9 +86,7 @@ def is_within(value: float, limits: str) -> bool:
     """
     words = limits.replace(" to ", " at most ")
     found = re.findall(rf"({'|'.join(_COMPARED)}) ?(-?\d[\d.]*)", words)
-    return math.isfinite(value) and all(
-        _COMPARED[word](value, float(limit)) for word, limit in found
-    )
+    return math.isfinite(value) and all(_COMPARED[word](value, float(limit)) for word, limit in found)
 
 
 def flag_of(field: str) -> str:
@@ -112,9 +110,14 @@ def default_note(option: Option, default: Any) -> str:
 
 
 _COMPARED: Final[Mapping[str, Callable[[float, float], bool]]] = {
-    "at least": operator.ge, "above": operator.gt, "more than": operator.gt,
-    "at most": operator.le, "below": operator.lt, "less than": operator.lt, "": operator.ge,
-}  # fmt: skip
+    "at least": operator.ge,
+    "above": operator.gt,
+    "more than": operator.gt,
+    "at most": operator.le,
+    "below": operator.lt,
+    "less than": operator.lt,
+    "": operator.ge,
+}
 REQUIRED: Final = object()
 """The value of a field that has to be stated."""
 _METADATA: Final = "option"
@@ -134,9 +137,7 @@ def option(*texts: str | Option, value: Any = None, **more: Any) -> Any:
     else:
         mark = Option(first, tuple(map(str, names)), **more)
     metadata = {_METADATA: mark}
-    return (
-        field(metadata=metadata) if value is REQUIRED else field(default=value, metadata=metadata)
-    )
+    return field(metadata=metadata) if value is REQUIRED else field(default=value, metadata=metadata)
 
 
 def _texts(group: type[Any]) -> Mapping[str, str]:
@@ -214,9 +215,7 @@ class Stated:
             )
             place = f"{section}.{each.name}" if section else each.name
             is_list = get_origin(kind) is tuple
-            yield Setting(
-                name, kind if is_list else kind | None, () if is_list else None, mark, place
-            )
+            yield Setting(name, kind if is_list else kind | None, () if is_list else None, mark, place)
 
     def overrides(self) -> dict[str, Any]:
         """The stated values as a scenario takes them, by their dotted names."""
@@ -257,9 +256,7 @@ def _reader(flag: str, hint: Any) -> Callable[[Any], Any] | None:
     return str if _typed(hint) is Path else None
 
 
-def settings_of(
-    group: type[Any], common: Sequence[str] | None = None, usual: Any = None
-) -> Iterator[Setting]:
+def settings_of(group: type[Any], common: Sequence[str] | None = None, usual: Any = None) -> Iterator[Setting]:
     """The fields with an option, in their order; the options know their heading and rarity.
 
     common  fields that plain help lists, where a class around this one names them as COMMON

@@ -80,17 +80,19 @@ class RequestRecord:
         """The record of an answered request."""
         counted = exchange.input_tokens
         return cls(
-            request_id=request.request_id, due_s=due_s, exchange=exchange,
+            request_id=request.request_id,
+            due_s=due_s,
+            exchange=exchange,
             input_tokens=request.input_tokens if counted is None else counted,
-            output_tokens=exchange.output_tokens or 0, session=request.session, turn=request.turn,
-            of_turns=request.of_turns, asked_tokens=request.output_tokens,
-        )  # fmt: skip
+            output_tokens=exchange.output_tokens or 0,
+            session=request.session,
+            turn=request.turn,
+            of_turns=request.of_turns,
+            asked_tokens=request.output_tokens,
+        )
 
     @classmethod
-    def failed(
-        cls, request: PlannedRequest, due_s: float, error: TargetError, *,
-        sent_s: float | None = None,
-    ) -> Self:  # fmt: skip
+    def failed(cls, request: PlannedRequest, due_s: float, error: TargetError, *, sent_s: float | None = None) -> Self:
         """The record of a failed request, with what had arrived before the failure."""
         if error.exchange is None:
             exchange = Exchange(due_s if sent_s is None else sent_s)
@@ -115,9 +117,7 @@ def is_at_start(record: RequestRecord, spec: LevelSpec) -> bool:
     return record.turn == 0 and number < spec.start_requests
 
 
-def with_start_marked(
-    records: Sequence[RequestRecord], spec: LevelSpec
-) -> tuple[RequestRecord, ...]:
+def with_start_marked(records: Sequence[RequestRecord], spec: LevelSpec) -> tuple[RequestRecord, ...]:
     """A level's records, with the first request of each user marked if enough others remain."""
     if not spec.left_out_of(len(records)):
         return tuple(records)
@@ -146,42 +146,53 @@ class LevelRun:
 
 
 _OPTIONAL = (
-    "first_answer_s", "reasoning_tokens", "streamed", "replica", "queue_s", "prefill_s", "decode_s",
-    "connect_s", "retries", "tls_s", "held_s", "cached_tokens", "adapter",
-)  # fmt: skip
+    "first_answer_s",
+    "reasoning_tokens",
+    "streamed",
+    "replica",
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+    "connect_s",
+    "retries",
+    "tls_s",
+    "held_s",
+    "cached_tokens",
+    "adapter",
+)
 """Fields of an exchange that are written only when they differ from the default."""
 _OF_EXCHANGE = ("finish_reason", "ended_s", *_OPTIONAL)
 _OF_RECORD = tuple(each.name for each in fields(RequestRecord) if each.name != "exchange")
 _NUMBERS = frozenset((int, float))
-_NEEDED = frozenset((
-    "request_id", "due_s", "sent_s", "token_times_s", "token_counts", "input_tokens",
-    "output_tokens", "status",
-))  # fmt: skip
+_NEEDED = frozenset(
+    ("request_id", "due_s", "sent_s", "token_times_s", "token_counts", "input_tokens", "output_tokens", "status")
+)
 _ACCEPTED = {
-    key: slot_of(key, hint).accepts
-    for kind in (Exchange, RequestRecord)
-    for key, hint in get_type_hints(kind).items()
+    key: slot_of(key, hint).accepts for kind in (Exchange, RequestRecord) for key, hint in get_type_hints(kind).items()
 }
 _KNOWN_KINDS: set[tuple[object, ...]] = set()  # keys and types of lines that were right
 _SHOWN = 40  # characters of a wrong value
 _DEFAULTS = {field.name: field.default for field in fields(Exchange) if field.name in _OPTIONAL}
 
 
-def request_line(
-    level: int, attempt: int, record: RequestRecord, secrets: Sequence[str]
-) -> dict[str, Any]:
+def request_line(level: int, attempt: int, record: RequestRecord, secrets: Sequence[str]) -> dict[str, Any]:
     """The line of a record; times are rounded to the nanosecond, `secrets` are removed."""
     exchange = record.exchange
     line = {
-        "level": level, "attempt": attempt, "request_id": record.request_id,
-        "due_s": _ns(record.due_s), "sent_s": _ns(exchange.sent_s),
+        "level": level,
+        "attempt": attempt,
+        "request_id": record.request_id,
+        "due_s": _ns(record.due_s),
+        "sent_s": _ns(exchange.sent_s),
         "token_times_s": [_ns(time_s) for time_s in exchange.token_times_s],
-        "token_counts": list(exchange.token_counts), "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens, "status": record.status,
+        "token_counts": list(exchange.token_counts),
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "status": record.status,
         "error": None if record.error is None else redact_text(record.error, secrets),
         "finish_reason": exchange.finish_reason,
         "ended_s": None if exchange.ended_s is None else _ns(exchange.ended_s),
-    }  # fmt: skip
+    }
     for name in _OPTIONAL:
         if name == "cached_tokens" and record.asked_tokens:
             line["asked_tokens"] = record.asked_tokens
@@ -203,9 +214,7 @@ def check_line(line: Mapping[str, Any], file: object) -> None:
     problem = _problem_of(line) if kinds not in _KNOWN_KINDS else ""
     times_s, counts = line.get("token_times_s", ()), line.get("token_counts", ())
     if not problem and not (
-        len(times_s) == len(counts)
-        and {*map(type, times_s)} <= _NUMBERS
-        and {*map(type, counts)} <= {int}
+        len(times_s) == len(counts) and {*map(type, times_s)} <= _NUMBERS and {*map(type, counts)} <= {int}
     ):
         problem = "token_times_s and token_counts must be as many numbers"
     if not problem:

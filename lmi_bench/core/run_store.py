@@ -83,9 +83,7 @@ class RunStore(AbstractContextManager["RunStore"]):
             raise InputError(f"cannot make the run folder {path}: {exc.strerror}") from exc
         with _writing(path, "the run", "make room and start again"), ExitStack() as on_failure:
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            manifest = replace(
-                manifest, created_at=now, host=host_facts(), versions=installed_versions()
-            )
+            manifest = replace(manifest, created_at=now, host=host_facts(), versions=installed_versions())
             store = cls(path, Manifest.from_json(redact(manifest.to_json(), secrets)), secrets)
             on_failure.callback(store.close)
             for name in (REQUESTS, LEVELS):
@@ -149,8 +147,7 @@ class RunStore(AbstractContextManager["RunStore"]):
         """
         level, attempt = finished.index, finished.attempt
         requests = b"".join(
-            orjson.dumps(request_line(level, attempt, record, self._secrets), option=_ONE_LINE)
-            for record in records
+            orjson.dumps(request_line(level, attempt, record, self._secrets), option=_ONE_LINE) for record in records
         )
         line = redact(finished.to_json(), self._secrets)
         with _writing(self.path, f"level {level + 1}", f"the levels before it are safe: {_GO_ON}"):
@@ -225,9 +222,7 @@ def load_run(path: Path, *, to_resume: bool = False) -> Run:
         if cloudwatch is not None:
             server = replace(level.server or ServerMetrics(), cloudwatch=cloudwatch)
             levels[place] = replace(level, server=server)
-    lines: dict[tuple[int, int], list[dict[str, Any]]] = {
-        (level.index, level.attempt): [] for level in levels
-    }
+    lines: dict[tuple[int, int], list[dict[str, Any]]] = {(level.index, level.attempt): [] for level in levels}
     with without_collection():  # it would look through all lines again and again, and free none
         for line in _read_lines(path / REQUESTS, tears):
             kept = lines.get((line["level"], line["attempt"]))
@@ -246,8 +241,7 @@ def load_run(path: Path, *, to_resume: bool = False) -> Run:
         manifest=manifest,
         levels=levels,
         records=[
-            StoredRecords(sorted(lines[level.index, level.attempt], key=itemgetter("request_id")))
-            for level in levels
+            StoredRecords(sorted(lines[level.index, level.attempt], key=itemgetter("request_id"))) for level in levels
         ],
         knees=None if knees is None else [Knee.from_json(each, KNEES) for each in knees],
         slo_answer=None if answer is None else SloAnswer.from_json(answer, SLO_ANSWER),
@@ -311,8 +305,7 @@ def _complete(
     """The levels whose requests are all there; `tears` names the others, or InputError does."""
     whole = [level for level in levels if _has_all(level, counts, run[1])]
     if lost := [
-        f"{counts.get((each.index, each.attempt), 0):,} of the {each.sent:,} requests of level "
-        f"{each.index + 1}"
+        f"{counts.get((each.index, each.attempt), 0):,} of the {each.sent:,} requests of level {each.index + 1}"
         for each in levels
         if each not in whole
     ]:
@@ -371,8 +364,7 @@ def is_unstarted(path: Path) -> bool:
 def _read_levels(path: Path, tears: list[str]) -> list[Level]:
     file = path / LEVELS
     return [
-        Level.from_json(line, f"{file}: line {number}")
-        for number, line in enumerate(_read_lines(file, tears), start=1)
+        Level.from_json(line, f"{file}: line {number}") for number, line in enumerate(_read_lines(file, tears), start=1)
     ]
 
 
@@ -393,9 +385,7 @@ def _line_of(text: bytes, where: str) -> dict[str, Any]:
         content = orjson.loads(text)
     except orjson.JSONDecodeError as exc:
         raise InputError(f"{where} is not JSON: {exc}{_REPAIR}") from exc
-    if not isinstance(content, dict) or not (
-        type(content.get("level")) is int and type(content.get("attempt")) is int
-    ):
+    if not isinstance(content, dict) or not (type(content.get("level")) is int and type(content.get("attempt")) is int):
         raise InputError(f"{where} has no `level` and `attempt`{_REPAIR}")
     return content
 

@@ -47,11 +47,9 @@ _OWN_LENGTHS = {"input_tokens": _SOURCES, "output_tokens": _SOURCES[:3]}
 _ADDED = {
     "load": ("repeat_unsteady", "stop_when"),
     "workload": ("agents", "agent_trace", "idle_cap_s", "begins_within"),
-    "client": (
-        "adapters", "session_header", "reset_prefix_cache", "cacert", "insecure", "priority",
-    ),
+    "client": ("adapters", "session_header", "reset_prefix_cache", "cacert", "insecure", "priority"),
     "engine": ("host_cache_gib", "host_cache_gb_per_s"),
-}  # fmt: skip
+}
 """Later fields of the sections: unset, they are no part of a hash, so that older runs go on."""
 _SHOWN_CHARACTERS = 60
 """Characters that an error message shows of a document that is no scenario."""
@@ -110,9 +108,7 @@ class Scenario(Section, TopFields):
     @model_validator(mode="after")
     def _a_search_has_a_limit(self) -> Scenario:
         if self.load.search is not None and not self.slo:
-            raise ValueError(
-                f"a search over {self.load.search} needs an SLO (slo, --slo), such as ttft_p90<=1s"
-            )
+            raise ValueError(f"a search over {self.load.search} needs an SLO (slo, --slo), such as ttft_p90<=1s")
         return self
 
     @model_validator(mode="after")
@@ -246,9 +242,7 @@ def _check_lengths(stated: Mapping[str, Any], workload: Mapping[str, Any], place
         for source in sources:
             if stated.get(name) is not None and workload.get(source) is not None:
                 hint = "state answer=200,task=1500 there" if source == "agents" else "leave it out"
-                raise InputError(
-                    f"{place}{name} would have no effect: lengths are those of {source}; {hint}"
-                )
+                raise InputError(f"{place}{name} would have no effect: lengths are those of {source}; {hint}")
 
 
 def _digest(path: Path) -> str:
@@ -288,7 +282,5 @@ def _nearest(location: Sequence[str | int]) -> str:
 
 
 _SECTIONS = {
-    name: type(field.default)
-    for name, field in Scenario.model_fields.items()
-    if isinstance(field.default, Section)
+    name: type(field.default) for name, field in Scenario.model_fields.items() if isinstance(field.default, Section)
 }

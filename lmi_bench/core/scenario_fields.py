@@ -66,13 +66,11 @@ class TopFields(Fields):
     name: str = option(value="", rare=True)
     target: Text = option("--target", "--base-url", value="engine")
     model: Text = option("--model", "-m", value="", default="the endpoint's; else demo-15m")
-    protocol: Literal[
-        "auto", "openai", "openai-chat", "openai-responses", "anthropic", "embeddings", "lmi", "tgi"
-    ] = option(value="auto", default="found by asking it")
-    stream: bool = option(value=True, default="streamed", rare=True)
-    timeout_s: Positive | None = option(
-        default="none; SageMaker: 480 streaming, 60 without", kind=str, read=_timeout
+    protocol: Literal["auto", "openai", "openai-chat", "openai-responses", "anthropic", "embeddings", "lmi", "tgi"] = (
+        option(value="auto", default="found by asking it")
     )
+    stream: bool = option(value=True, default="streamed", rare=True)
+    timeout_s: Positive | None = option(default="none; SageMaker: 480 streaming, 60 without", kind=str, read=_timeout)
     seed: Seed = option(value=0)
     slo: tuple[str, ...] = option(value=())
 
@@ -130,9 +128,7 @@ class ClientFields(Fields):
     connections: Literal["reuse", "per-request"] | PositiveInt = option(
         value="reuse", read=lambda text: int(text) if text.isdecimal() else text
     )
-    adapters: dict[Text, Positive] | None = option(
-        default="none: the model itself", kind=str, read=parse_adapters
-    )
+    adapters: dict[Text, Positive] | None = option(default="none: the model itself", kind=str, read=parse_adapters)
     session_header: Text | None = option()
     reset_prefix_cache: bool = option("--reset-prefix-cache", value=False)
     priority: Literal["normal", "realtime"] | None = option(
@@ -178,12 +174,8 @@ class WorkloadFields(Fields):
     trace: File | None = option()
     shared_prefix: Annotated[int, Ge(0)] = option(value=0)
     documents: str | None = option(rare=True)
-    ignore_eos: bool = option(
-        "--ignore-eos/--stop-at-eos", value=True, default="as requested", rare=True
-    )
-    reuse_prompts: bool = option(
-        "--reuse-prompts/--fresh-prompts", value=False, default="fresh", rare=True
-    )
+    ignore_eos: bool = option("--ignore-eos/--stop-at-eos", value=True, default="as requested", rare=True)
+    reuse_prompts: bool = option("--reuse-prompts/--fresh-prompts", value=False, default="fresh", rare=True)
 
 
 @dataclass(frozen=True)
@@ -212,9 +204,7 @@ class SessionFields(Fields):
     agents: str | None = option(read=lambda text: "" if text == "default" else text)
     agent_trace: File | None = option()
     idle_cap_s: NotNegative | None = option(default="as recorded", rare=True)
-    begins_within: bool = option(
-        "--begin-within/--begin-at-start", value=False, default="at start", rare=True
-    )
+    begins_within: bool = option("--begin-within/--begin-at-start", value=False, default="at start", rare=True)
     think_s: str | None = option(default="0", setting="think_time", rare=True)
 
 
@@ -247,9 +237,7 @@ class LoadFields(Fields):
 
     SECTION = "load"
     GROUP = "Load"
-    COMMON: ClassVar[tuple[str, ...]] = (
-        "concurrency", "rate_per_s", "search", "requests_per_level", "duration_s",
-    )  # fmt: skip
+    COMMON: ClassVar[tuple[str, ...]] = ("concurrency", "rate_per_s", "search", "requests_per_level", "duration_s")
 
     concurrency: tuple[Users, ...] | Literal["auto"] | None = option(
         "--concurrency", "--max-concurrency", default="auto; bundled engine: 1,2,4,8,16,32"

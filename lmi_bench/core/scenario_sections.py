@@ -53,9 +53,7 @@ def raise_value_error(parse: Callable[[str], object], text: str) -> None:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class LengthShare(Section):

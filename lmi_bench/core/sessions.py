@@ -84,8 +84,7 @@ def read_sessions(path: Path, idle_cap_s: float | None = None) -> Recorded:
             found += filter(None, read(entries))
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
             raise InputError(
-                f"{file} cannot be read as sessions of Weka's, Qwen-Bailian's or OpenTelemetry's "
-                f"kind: {exc!r}"
+                f"{file} cannot be read as sessions of Weka's, Qwen-Bailian's or OpenTelemetry's kind: {exc!r}"
             ) from exc
     requests = [each for session in found for each in session]
     if not requests:
@@ -180,9 +179,13 @@ def _bailian(entries: Sequence[Mapping[str, Any]]) -> Iterator[list[_Recorded]]:
 
 
 def _follow(
-    entries: Sequence[Mapping[str, Any]], within_s: float, before: tuple[int, ...],
-    found: list[_Recorded], block: tuple[str, int], depth: int,
-) -> tuple[int, ...]:  # fmt: skip
+    entries: Sequence[Mapping[str, Any]],
+    within_s: float,
+    before: tuple[int, ...],
+    found: list[_Recorded],
+    block: tuple[str, int],
+    depth: int,
+) -> tuple[int, ...]:
     """Add an agent's requests; returns the numbers of those that its parent waits for.
 
     within_s  start of the agent, if its times count from there
@@ -209,9 +212,15 @@ def _follow(
             key, size = block
             parts = tuple((f"{key}{int(each)}", size) for each in entry.get("hash_ids") or ())
             each = _Recorded(
-                at_s, took_s, input_tokens, output_tokens, parts, tuple(sorted(waited)), within_s,
+                at_s,
+                took_s,
+                input_tokens,
+                output_tokens,
+                parts,
+                tuple(sorted(waited)),
+                within_s,
                 fits=not parts or 0 <= len(parts) - input_tokens // size <= 1,
-            )  # fmt: skip
+            )
             found.append(each)
             last = (len(found) - 1,)
             waited = set(last)
@@ -248,9 +257,7 @@ def _path(spans: Mapping[tuple[str, str], Any], trace: str, number: str) -> tupl
     return tuple(reversed(path))
 
 
-def _calls_of(
-    calls: Mapping[tuple[str, ...], Mapping[str, Any]], agents: Container[str]
-) -> list[_Recorded]:
+def _calls_of(calls: Mapping[tuple[str, ...], Mapping[str, Any]], agents: Container[str]) -> list[_Recorded]:
     """A trace's calls by their paths. Each waits for what ended last before it in the innermost
     span around it that has such. What prompts share is not recorded: one with room for the longest
     prompt of its own agent before it, and its answer, is taken to begin with both."""

@@ -14,9 +14,7 @@ from lmi_bench.core.units import MS_PER_S
 METRICS = ("ttft", "itl", "tpot", "e2e", "latency_per_token")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
-_PATTERN = re.compile(
-    rf"({'|'.join(METRICS)})_({'|'.join(STATISTICS)})\s*<=?\s*([0-9]*\.?[0-9]+)\s*(ms|s)"
-)
+_PATTERN = re.compile(rf"({'|'.join(METRICS)})_({'|'.join(STATISTICS)})\s*<=?\s*([0-9]*\.?[0-9]+)\s*(ms|s)")
 
 
 @dataclass(frozen=True, slots=True)

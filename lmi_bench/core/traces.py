@@ -52,9 +52,7 @@ def read_conversations(path: Path) -> tuple[RecordedConversation, ...]:
     for number, entry in enumerate(_entries(path, text), start=1):
         messages = entry.get("conversations", entry.get("messages"))
         if not isinstance(messages, list):
-            raise InputError(
-                f"{path}: entry {number} has neither `conversations` (ShareGPT) nor `messages`"
-            )
+            raise InputError(f"{path}: entry {number} has neither `conversations` (ShareGPT) nor `messages`")
         try:
             conversation = _conversation(messages)
         except (KeyError, TypeError, AttributeError) as exc:

@@ -108,9 +108,8 @@ class LevelSpec:
 
 
 def of_sessions(
-    spec: LevelSpec, num_turns: Callable[[int], int], *, num_sessions: int | None,
-    max_sessions: int | None = None,
-) -> LevelSpec:  # fmt: skip
+    spec: LevelSpec, num_turns: Callable[[int], int], *, num_sessions: int | None, max_sessions: int | None = None
+) -> LevelSpec:
     """The level with conversations instead of single requests.
 
     num_turns     turns of a conversation, by its number
@@ -125,9 +124,12 @@ def of_sessions(
             requests += num_turns(count)
             count += 1
     return replace(
-        spec, load=replace(spec.load, sessions=True), num_sessions=count or None,
-        num_requests=requests or None, max_sessions=max_sessions,
-    )  # fmt: skip
+        spec,
+        load=replace(spec.load, sessions=True),
+        num_sessions=count or None,
+        num_requests=requests or None,
+        max_sessions=max_sessions,
+    )
 
 
 def with_start(spec: LevelSpec) -> LevelSpec:
@@ -230,9 +232,15 @@ class ClosedLoop:
 
 
 def arrival_times_s(
-    rate_per_s: float, *, process: ArrivalProcess, seed: int, num_requests: int | None = None,
-    duration_s: float | None = None, burstiness: float = 1.0, ramp_s: float = 0.0,
-) -> Iterator[float]:  # fmt: skip
+    rate_per_s: float,
+    *,
+    process: ArrivalProcess,
+    seed: int,
+    num_requests: int | None = None,
+    duration_s: float | None = None,
+    burstiness: float = 1.0,
+    ramp_s: float = 0.0,
+) -> Iterator[float]:
     """Seconds after the start at which an open loop's requests are due.
 
     constant  the i-th is due at i / rate

@@ -60,11 +60,15 @@ def job_files(
         metric = "ttft-ms"  # what the job shall improve first
     values = {
         **{part: f"{stem}-{part}" for part in ("workload", "benchmark", "recommendation")},
-        "aiperf": _workload(plan, answer.question), "endpoint": name, "role_arn": endpoint.role_arn,
+        "aiperf": _workload(plan, answer.question),
+        "endpoint": name,
+        "role_arn": endpoint.role_arn,
         "output_uri": endpoint.jobs_output_uri,
-        "weights_uri": f"{(weights_uri or '').rstrip('/')}/", "metric": metric,
-        "framework": FRAMEWORKS[server.kind], "machines": types,
-    }  # fmt: skip
+        "weights_uri": f"{(weights_uri or '').rstrip('/')}/",
+        "metric": metric,
+        "framework": FRAMEWORKS[server.kind],
+        "machines": types,
+    }
     requests = filled(_TEMPLATE, wanted, values)
     for operation, parameters in requests.items():
         check_request(operation, parameters)
@@ -81,11 +85,14 @@ def _workload(plan: DeploymentPlan, question: Question) -> str:
     kinds = [(kind.input_tokens, kind.output_tokens, kind.share) for kind in question.kinds]
     ins, outs, shares = zip(*kinds, strict=True) if kinds else ((), (), ())
     values = {
-        "tokenizer": _tokenizer(plan), "users": users,
+        "tokenizer": _tokenizer(plan),
+        "users": users,
         "requests": max(_LEAST_REQUESTS, _REQUESTS_PER_USER * users),
-        "input_tokens": question.input_tokens, "input_deviation": _deviation(ins, shares),
-        "output_tokens": question.output_tokens, "output_deviation": _deviation(outs, shares),
-    }  # fmt: skip
+        "input_tokens": question.input_tokens,
+        "input_deviation": _deviation(ins, shares),
+        "output_tokens": question.output_tokens,
+        "output_deviation": _deviation(outs, shares),
+    }
     return json.dumps(filled(_TEMPLATE, ["aiperf"], values)["aiperf"])
 
 

@@ -34,10 +34,7 @@ from lmi_bench.deploy.settings import LONGEST_WAIT_S, SECRET, EndpointSettings, 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
 _TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_ARGUMENTS: Final = {
-    "vllm": server_settings.vllm_arguments,
-    "sglang": server_settings.sglang_arguments,
-}
+_ARGUMENTS: Final = {"vllm": server_settings.vllm_arguments, "sglang": server_settings.sglang_arguments}
 _ONE_COPY: Final = "# one copy; each further one needs its own CUDA_VISIBLE_DEVICES and --port\n"
 _SHORTEST_WAIT_S: Final = 600
 _NAME_STEM: Final = 36
@@ -61,9 +58,7 @@ class Bundle:
     quota: str = ""
 
 
-def build_bundle(
-    plan: DeploymentPlan, server: Server, endpoint: EndpointSettings, *, date: str = ""
-) -> Bundle:
+def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSettings, *, date: str = "") -> Bundle:
     """The files of a plan for one server; raises InputError for an unsupported plan.
 
     date  ends the endpoint's name where none is stated, such as 20261123
@@ -79,8 +74,7 @@ def build_bundle(
     if gated and not {*_TOKENS} & {*server.variables}:
         secrets.append(_TOKENS[0])
         advice = (
-            f"kubectl create secret generic {SECRET} --from-literal={_TOKENS[0]}=... in the "
-            "cluster's namespace"
+            f"kubectl create secret generic {SECRET} --from-literal={_TOKENS[0]}=... in the cluster's namespace"
             if server.is_kubernetes
             else f"set {_TOKENS[0]} for deploy_boto3.py and the container, or the template's "
             f"parameter {parameter_name(_TOKENS[0])}"
@@ -124,9 +118,13 @@ def build_bundle(
 
 
 def _kubernetes_bundle(
-    plan: DeploymentPlan, server: Server, endpoint: EndpointSettings,
-    environment: Mapping[str, str], secrets: Sequence[str], traps: tuple[str, ...],
-) -> Bundle:  # fmt: skip
+    plan: DeploymentPlan,
+    server: Server,
+    endpoint: EndpointSettings,
+    environment: Mapping[str, str],
+    secrets: Sequence[str],
+    traps: tuple[str, ...],
+) -> Bundle:
     """Kubernetes' files; the image is the engine's own, in the version that AWS's image has."""
     address = server.image or ""
     if "/" not in address:

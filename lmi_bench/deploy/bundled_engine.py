@@ -46,9 +46,7 @@ class BundledSettings:
     notes: tuple[str, ...] = ()
 
 
-def bundled_settings(
-    settings: Mapping[str, Setting], *, simulated: bool = False, era: str = "A"
-) -> BundledSettings:
+def bundled_settings(settings: Mapping[str, Setting], *, simulated: bool = False, era: str = "A") -> BundledSettings:
     """Translate effective settings whose names and kinds have been checked.
 
     simulated  True: keep fp16. The bundled engine uses bfloat16 instead (the same size; CPUs have
@@ -97,11 +95,15 @@ def bundled_settings(
     used["option.hf_overrides"] = "rope_scaling" in engine
     known = {name for name, option in options.items() if option.engine_setting or used.get(name)}
     return BundledSettings(
-        model=values.get("option.model_id"), engine=engine,
+        model=values.get("option.model_id"),
+        engine=engine,
         loading_timeout_s=None if timeout is None else int(timeout),
-        ignored=tuple(name for name in values if name not in known), batching=batching,
-        lmi_replies=replies, lmi_streams=streams, notes=_notes(settings) + compiles,
-    )  # fmt: skip
+        ignored=tuple(name for name in values if name not in known),
+        batching=batching,
+        lmi_replies=replies,
+        lmi_streams=streams,
+        notes=_notes(settings) + compiles,
+    )
 
 
 def _notes(settings: Mapping[str, Setting]) -> tuple[str, ...]:

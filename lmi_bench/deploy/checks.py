@@ -18,12 +18,7 @@ from typing import Final
 from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.engine_arguments import (
-    Argument,
-    argument_history,
-    engine_arguments,
-    version_key,
-)
+from lmi_bench.deploy.engine_arguments import Argument, argument_history, engine_arguments, version_key
 from lmi_bench.deploy.images import SERVER_FACTS, all_images, find_image
 from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
 
@@ -45,9 +40,7 @@ _JAVA_ENGINES: Final = ("rust", "onnxruntime", "pytorch")
 """Their unknown keys are arguments of the model's translator."""
 _UNSTATED: Final = {"option.rolling_batch": "auto", "engine": "Python", "batch_size": "1"}
 _CONDITION: Final = re.compile(r"(?:^| )([\w.]+)([=!>])(\S*)")
-_ROLLING_OF_ERA: Final = {
-    row["era"]: row["names"].split() for row in read_rows("lmi_rolling_batches.csv", "deploy")
-}
+_ROLLING_OF_ERA: Final = {row["era"]: row["names"].split() for row in read_rows("lmi_rolling_batches.csv", "deploy")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +201,7 @@ def _by_rules(kind: str, settings: Mapping[str, str], era: str) -> Iterator[str]
             yield row["text"].format(value=stated[0], other=stated[-1], rolling=rolling)
 
 
-def check_variables(
-    kind: str, variables: Mapping[str, str], allowed: Collection[str] = ()
-) -> Verdict:
+def check_variables(kind: str, variables: Mapping[str, str], allowed: Collection[str] = ()) -> Verdict:
     """Mistakes in a container's variables, by the arguments of the newest image of its kind.
 
     kind     vllm, sglang or tgi

@@ -56,9 +56,7 @@ class Image:
     def uri(self, region: str, account: str | None = None) -> str:
         """Its address in a region's registry; raises InputError for an unknown region."""
         if account is None and not self.is_in(region):
-            raise InputError(
-                f"{region} has no {self.repository} images; --account names a registry"
-            )
+            raise InputError(f"{region} has no {self.repository} images; --account names a registry")
         row = _regions().get(region, {"domain": "amazonaws.com"})
         registry = account or row["account"]
         return f"{registry}.dkr.ecr.{region}.{row['domain']}/{self.repository}:{self.tag}"
@@ -68,8 +66,7 @@ class Image:
         row = _regions().get(region)
         if row is None:
             raise InputError(
-                f"no image registry is known for region {region!r}{nearest(region, _regions())}; "
-                "--account names one"
+                f"no image registry is known for region {region!r}{nearest(region, _regions())}; --account names one"
             )
         return self.repository not in row["without"].split()
 

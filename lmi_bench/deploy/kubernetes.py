@@ -112,13 +112,8 @@ def _pod_values(plan: DeploymentPlan, server: str, pod: Container) -> dict[str, 
     }
 
 
-def _variables(
-    environment: Mapping[str, str], secrets: Sequence[str]
-) -> list[dict[str, Any]] | None:
+def _variables(environment: Mapping[str, str], secrets: Sequence[str]) -> list[dict[str, Any]] | None:
     """The variables of a container; None without any."""
     plain = [{"name": key, "value": value} for key, value in environment.items()]
-    kept = [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}}
-        for key in secrets
-    ]
+    kept = [{"name": key, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}} for key in secrets]
     return [*plain, *kept] or None

@@ -76,9 +76,14 @@ def profile_of(image: Image | None, server: str) -> EngineProfile:
 
 
 def served_limits(
-    setup: Setup, profile: EngineProfile, lengths: Lengths, stated: Stated = NOTHING, *,
-    engine: EngineSetting = AS_STATED, image: Image | None = None,
-) -> ServedLimits:  # fmt: skip
+    setup: Setup,
+    profile: EngineProfile,
+    lengths: Lengths,
+    stated: Stated = NOTHING,
+    *,
+    engine: EngineSetting = AS_STATED,
+    image: Image | None = None,
+) -> ServedLimits:
     """The limits of a copy; the context holds the workload's longest request.
 
     Raises CapacityError where memory does not hold it, InputError for stated limits below it.
@@ -134,6 +139,5 @@ def _check(stated: Stated, lengths: Lengths) -> None:
             )
     if context is not None and prompt is not None and prompt >= context:
         raise InputError(
-            f"--max-input-tokens {prompt:,} leaves no token for the answer in --max-model-len "
-            f"{context:,}: lower it"
+            f"--max-input-tokens {prompt:,} leaves no token for the answer in --max-model-len {context:,}: lower it"
         )

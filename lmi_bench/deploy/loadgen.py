@@ -11,14 +11,11 @@ from lmi_bench.core.redaction import redact_text
 from lmi_bench.deploy.settings import SECRET
 
 SECRET_COMMAND: Final = (
-    f"openssl rand -hex 16 | kubectl create secret generic {SECRET} "
-    "--from-file=LMI_BENCH_SECRET=/dev/stdin"
+    f"openssl rand -hex 16 | kubectl create secret generic {SECRET} --from-file=LMI_BENCH_SECRET=/dev/stdin"
 )
 _PORT: Final = 7711
 _NAMES: Final = ("service", "claim", "sweep", "workers")
-_OWN: Final = (
-    "--hosts", "--listen", "--workers", "--out", "--resume", "--api-key", "--header",
-)  # fmt: skip
+_OWN: Final = ("--hosts", "--listen", "--workers", "--out", "--resume", "--api-key", "--header")
 _SHORT: Final = ("-o", "-H")  # whose value may follow at once
 _NAME: Final = re.compile("[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # with `-workers` a Service's
 
@@ -55,9 +52,12 @@ class Loadgen(Settings):
         join = ("--hosts", f"join*{self.workers}", "--listen", f"0.0.0.0:{_PORT}")
         run = (*join, "--out", "/runs/run", "--resume")
         values: dict[str, Any] = {
-            "name": self.name, "workers_name": f"{self.name}-workers", "image": self.image,
-            "workers": self.workers, "secret": SECRET,
+            "name": self.name,
+            "workers_name": f"{self.name}-workers",
+            "image": self.image,
+            "workers": self.workers,
+            "secret": SECRET,
             "sweep_command": ["lmi-bench", "sweep", *self.sweep, *run],
             "worker_command": ["lmi-bench", "worker", "--connect", f"{self.name}:{_PORT}"],
-        }  # fmt: skip
+        }
         return as_yaml(*filled("deploy/loadgen.yaml", _NAMES, values).values())

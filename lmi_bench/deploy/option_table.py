@@ -29,9 +29,7 @@ from lmi_bench.core.errors import InputError
 PREFIX: Final = "option."
 ERAS: Final = {"A": "to 0.26", "B": "0.27 to 0.34", "C": "since 0.35"}
 
-_FORMS: Final = {
-    row["kind"]: (row["pattern"], row["expected"]) for row in read_rows("value_kinds.csv", "deploy")
-}
+_FORMS: Final = {row["kind"]: (row["pattern"], row["expected"]) for row in read_rows("value_kinds.csv", "deploy")}
 """Pattern of a valid value of each kind, and its description."""
 
 
@@ -90,10 +88,7 @@ def all_options() -> Mapping[str, Option]:
     """All known options by name."""
     rows: Iterable[dict[str, Any]] = read_rows("lmi_options.csv", "deploy")
     lists = ("choices", "backends")
-    return {
-        row["name"]: Option(**(row | {name: tuple(row[name].split()) for name in lists}))
-        for row in rows
-    }
+    return {row["name"]: Option(**(row | {name: tuple(row[name].split()) for name in lists})) for row in rows}
 
 
 def variable_of(name: str) -> str:

@@ -100,8 +100,7 @@ class DeploymentPlan:
         degree = self.setup.devices
         if degree % self.hosts:
             raise CapacityError(
-                f"{degree} accelerators of a copy do not divide over {self.hosts} hosts: change "
-                "--tp or --pp"
+                f"{degree} accelerators of a copy do not divide over {self.hosts} hosts: change --tp or --pp"
             )
         if self.copies * degree > instance.num_accelerators:
             raise CapacityError(
@@ -129,17 +128,19 @@ class DeploymentPlan:
         """The estimated start-up of a machine; arguments as for `estimated_start_up`."""
         setup = self.setup
         return estimated_start_up(
-            setup.instance, weight_bytes=weight_bytes(setup.shape, setup.dtype),
-            num_layers=setup.shape.num_layers, tensor_parallel=setup.tensor_parallel,
-            workers=workers, downloads=downloads, compiles=self.engine.cuda_graphs is not False,
-        )  # fmt: skip
+            setup.instance,
+            weight_bytes=weight_bytes(setup.shape, setup.dtype),
+            num_layers=setup.shape.num_layers,
+            tensor_parallel=setup.tensor_parallel,
+            workers=workers,
+            downloads=downloads,
+            compiles=self.engine.cuda_graphs is not False,
+        )
 
     def scaling_target(self, stated: float | None, most_machines: int | None) -> float:
         """Concurrent requests of a copy at which autoscaling adds one; raises InputError."""
         if most_machines is not None and most_machines < self.instances:
-            raise InputError(
-                f"at most {most_machines} instances are fewer than the {self.instances} planned"
-            )
+            raise InputError(f"at most {most_machines} instances are fewer than the {self.instances} planned")
         wanted = self.limits.expected if self.concurrency is None else self.concurrency
         return stated or max(1.0, _HEAD_ROOM * min(wanted, self.limits.max_num_seqs))
 
@@ -156,9 +157,14 @@ class DeploymentPlan:
 
 
 def plan_from_recommendation(
-    answer: Recommendation, model: str, profile: EngineProfile, stated: Stated = NOTHING, *,
-    image: Image | None = None, weights: str | None = None,
-) -> DeploymentPlan:  # fmt: skip
+    answer: Recommendation,
+    model: str,
+    profile: EngineProfile,
+    stated: Stated = NOTHING,
+    *,
+    image: Image | None = None,
+    weights: str | None = None,
+) -> DeploymentPlan:
     """The recommended layout of an answer that has one, with what the user states instead.
 
     model    its name in the request
@@ -179,10 +185,13 @@ def plan_from_recommendation(
     batch = best.memory.mean_batch_per_copy
     kinds = question.kinds or (question,)
     lengths = Lengths(
-        question.input_tokens, question.output_tokens, max(kind.input_tokens for kind in kinds),
-        max(kind.input_tokens + kind.output_tokens for kind in kinds), batch,
+        question.input_tokens,
+        question.output_tokens,
+        max(kind.input_tokens for kind in kinds),
+        max(kind.input_tokens + kind.output_tokens for kind in kinds),
+        batch,
         are_means=not question.kinds,
-    )  # fmt: skip
+    )
     limits = served_limits(setup, profile, lengths, stated, engine=engine, image=image)
     warnings: tuple[str, ...] = ()
     if round(batch) > limits.expected:
@@ -243,9 +252,14 @@ def _concurrency(answer: Recommendation) -> float:
 
 
 def plan_from_layout(
-    model: str, instance_name: str, profile: EngineProfile, stated: Stated = NOTHING, *,
-    image: Image | None = None, weights: str | None = None,
-) -> DeploymentPlan:  # fmt: skip
+    model: str,
+    instance_name: str,
+    profile: EngineProfile,
+    stated: Stated = NOTHING,
+    *,
+    image: Image | None = None,
+    weights: str | None = None,
+) -> DeploymentPlan:
     """A layout stated by the user; omitted values follow from the machine's memory.
 
     By default the tensor-parallel degree is the smallest that holds the context, at most 32,768
@@ -267,23 +281,24 @@ def plan_from_layout(
             f"{shape.max_positions:,} tokens: --max-model-len states another limit",
         )
     return DeploymentPlan(
-        setup, found, instances=stated.machines or 1,
-        copies=stated.replicas or instance.num_accelerators // setup.tensor_parallel, limits=limits,
-        basis=stated.added_to(limits.basis), draft=draft, image=image, warnings=warnings,
-    )  # fmt: skip
+        setup,
+        found,
+        instances=stated.machines or 1,
+        copies=stated.replicas or instance.num_accelerators // setup.tensor_parallel,
+        limits=limits,
+        basis=stated.added_to(limits.basis),
+        draft=draft,
+        image=image,
+        warnings=warnings,
+    )
 
 
-def _smallest(
-    setup: Setup, profile: EngineProfile, stated: Stated, image: Image | None
-) -> tuple[Setup, ServedLimits]:
+def _smallest(setup: Setup, profile: EngineProfile, stated: Stated, image: Image | None) -> tuple[Setup, ServedLimits]:
     """The set-up with the smallest degree that holds the context, and its limits."""
     shape, instance, context = setup.shape, setup.instance, stated.max_model_len
     most = shape.max_positions
     if context is not None and context > most:
-        raise CapacityError(
-            f"{shape.name} takes at most {most:,} tokens, input and output together, not "
-            f"{context:,}"
-        )
+        raise CapacityError(f"{shape.name} takes at most {most:,} tokens, input and output together, not {context:,}")
     typical = min(stated.typical_tokens or _TYPICAL_TOKENS, context or most)
     usual = context or min(most, _CONTEXT)
     tried = [(usual, replace(stated, max_model_len=usual))]
@@ -317,9 +332,7 @@ def _without_bitsandbytes(image: Image | None) -> bool:
     return bool(known) and "bitsandbytes" not in known["quantization"].choices
 
 
-def _weights(
-    model: str, location: str | None, dtype: str, image: Image | None, *, is_stated: bool
-) -> Weights:
+def _weights(model: str, location: str | None, dtype: str, image: Image | None, *, is_stated: bool) -> Weights:
     """The weights of a plan; raises InputError where they are not in its number format."""
     place = location or _hub_id(model)
     narrow, is_own = narrow_dtype(place), place.startswith(("s3://", "/"))
@@ -366,6 +379,4 @@ def _hub_id(model: str) -> str:
     if hub_id and is_same_model(model, (name, hub_id)):
         return hub_id
     base = f", only for {hub_id}, of whose shape it is planned" if hub_id else ""
-    raise InputError(
-        f"no Hub id is known for {model}{base}: give --model-id (Hub id or s3:// prefix)"
-    )
+    raise InputError(f"no Hub id is known for {model}{base}: give --model-id (Hub id or s3:// prefix)")

@@ -28,10 +28,7 @@ def parse_properties(text: str, *, source: str = "serving.properties") -> dict[s
         key = _unescaped(line[: end.start()] if end else line)
         value = _unescaped(line[end.end() :].rstrip()) if end else ""
         if values.get(key, value) != value:
-            raise InputError(
-                f"{source} line {number}: {key} is {values[key]!r} above and {value!r} here: "
-                "keep one"
-            )
+            raise InputError(f"{source} line {number}: {key} is {values[key]!r} above and {value!r} here: keep one")
         values[key] = value
     return values
 

@@ -42,11 +42,7 @@ _CONCURRENT: Final = {
 
 
 def endpoint_requests(
-    plan: DeploymentPlan,
-    container: Container,
-    endpoint: EndpointSettings,
-    *,
-    one_copy_a_container: bool,
+    plan: DeploymentPlan, container: Container, endpoint: EndpointSettings, *, one_copy_a_container: bool
 ) -> Requests:
     """The requests; each is valid for botocore."""
     fits_one = plan.copies == 1 if one_copy_a_container else plan.fills_the_machine
@@ -80,9 +76,7 @@ def _set_parameter(requests: Requests, text: str) -> None:
     place, sign, value = text.partition("=")
     operation, *path = place.split(".")
     if not sign or not path or not all(path) or operation not in requests:
-        raise InputError(
-            f"--set {text}: write OPERATION.PATH=VALUE with an operation of {', '.join(requests)}"
-        )
+        raise InputError(f"--set {text}: write OPERATION.PATH=VALUE with an operation of {', '.join(requests)}")
     content = parsed_yaml(value, f"--set {text}: {value}")
     found: Any = requests[operation]
     try:
@@ -141,9 +135,7 @@ def _container_values(container: Container, endpoint: EndpointSettings) -> dict[
     return {"image": container.image, "environment": variables, "weights": weights, "ami": ami}
 
 
-def _machine_values(
-    plan: DeploymentPlan, endpoint: EndpointSettings, *, components: bool
-) -> dict[str, Any]:
+def _machine_values(plan: DeploymentPlan, endpoint: EndpointSettings, *, components: bool) -> dict[str, Any]:
     """The machines, and what a copy takes of one; a component scales them itself."""
     setup, instance = plan.setup, plan.setup.instance
     stored_bytes, volume_gb = weight_bytes(setup.shape, setup.dtype), None
@@ -166,9 +158,7 @@ def _machine_values(
     }
 
 
-def _scaling_values(
-    plan: DeploymentPlan, endpoint: EndpointSettings, *, components: bool
-) -> dict[str, Any]:
+def _scaling_values(plan: DeploymentPlan, endpoint: EndpointSettings, *, components: bool) -> dict[str, Any]:
     """Application Auto Scaling tracks the concurrency of a model, or of a copy as a component."""
     assert endpoint.max_instances is not None
     per_copy = plan.scaling_target(endpoint.target_per_copy, endpoint.max_instances)

@@ -54,10 +54,7 @@ def lmi_settings(plan: DeploymentPlan, startup_s: int | None = None) -> dict[str
         "eager": None if engine.cuda_graphs is None else not engine.cuda_graphs,
         "whole_experts": _lmi_splits_experts(plan) or None,
         **_lmi_draft(plan),
-        "parallel_loading": loads_in_parallel(
-            setup.instance, weight_bytes=stored_bytes, workers=plan.copies
-        )
-        or None,
+        "parallel_loading": loads_in_parallel(setup.instance, weight_bytes=stored_bytes, workers=plan.copies) or None,
         "startup_s": startup_s,
     }
     if old:
@@ -72,13 +69,18 @@ def _values(plan: DeploymentPlan) -> dict[str, Any]:
     """What every server is told, by the first column of data/server_settings.csv."""
     limits = plan.limits
     return {
-        "location": plan.weights.location, "degree": plan.setup.tensor_parallel,
-        "stages": plan.engine.pipeline, "sequences": limits.max_num_seqs,
-        "context": limits.max_model_len, "quantization": _quantization(plan),
-        "step_tokens": limits.step_tokens, "memory_share": limits.memory_share,
+        "location": plan.weights.location,
+        "degree": plan.setup.tensor_parallel,
+        "stages": plan.engine.pipeline,
+        "sequences": limits.max_num_seqs,
+        "context": limits.max_model_len,
+        "quantization": _quantization(plan),
+        "step_tokens": limits.step_tokens,
+        "memory_share": limits.memory_share,
         "eager": plan.engine.cuda_graphs is False or None,
-        "cache": "fp8" if plan.has_one_byte_cache else None, "trust": plan.trusts_code or None,
-    }  # fmt: skip
+        "cache": "fp8" if plan.has_one_byte_cache else None,
+        "trust": plan.trusts_code or None,
+    }
 
 
 def _named(server: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,9 +253,7 @@ def served_dtype(plan: DeploymentPlan, *, knows_auto: bool = True) -> str | None
         advice = "leave out --dtype"
         if not has_bfloat16:
             advice = f"take a GPU with bfloat16, which {device.name} lacks"
-        raise InputError(
-            f"{shape.name} overflows in float16, which engines refuse: {advice}, or --dtype float32"
-        )
+        raise InputError(f"{shape.name} overflows in float16, which engines refuse: {advice}, or --dtype float32")
     if plan.weights.states_dtype and not is_stated:
         return None
     if is_stated or knows_auto:
@@ -281,9 +281,7 @@ def _tgi_dtype(plan: DeploymentPlan) -> dict[str, str | None]:
         case "float16" | "bfloat16":
             dtype = served_dtype(plan, knows_auto=False)
             return {"quantization": None, "dtype": None if dtype == _USUAL else dtype}
-    raise InputError(
-        f"TGI serves float16, bfloat16, float8 or int4 weights, not {plan.setup.dtype}"
-    )
+    raise InputError(f"TGI serves float16, bfloat16, float8 or int4 weights, not {plan.setup.dtype}")
 
 
 def _speculative_config(plan: DeploymentPlan) -> str | None:
@@ -325,9 +323,7 @@ def jumpstart_environment(shape: ModelShape, instance: Instance) -> dict[str, st
     degrees = (instance.num_accelerators, 1)
     shards = next((n for n in degrees if tensor_parallel_problem(shape, n) is None), None)
     if shards is None:
-        raise CapacityError(
-            f"{shape.name} cannot be split over the accelerators of {instance.instance_type}"
-        )
+        raise CapacityError(f"{shape.name} cannot be split over the accelerators of {instance.instance_type}")
     variables = {
         "SM_NUM_GPUS": shards,
         "MAX_INPUT_LENGTH": context - 1,

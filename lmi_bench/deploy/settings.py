@@ -116,26 +116,18 @@ class Stated(Settings):
 
     GROUP: ClassVar = LAYOUT
 
-    machines: int | None = option(
-        old_names=("--instances",), default="as recommended, else 1", must="at least 1"
-    )
-    tensor_parallel: int | None = option(
-        "--tp", default="as recommended, else by --goal", must="at least 1"
-    )
+    machines: int | None = option(old_names=("--instances",), default="as recommended, else 1", must="at least 1")
+    tensor_parallel: int | None = option("--tp", default="as recommended, else by --goal", must="at least 1")
     replicas: int | None = option(
         old_names=("--copies",), default="as recommended, else all that fit", must="at least 1"
     )
-    dtype: str | None = option(
-        old_names=("--weight-dtype",), default="the checkpoint's, at most 16 bits"
-    )
+    dtype: str | None = option(old_names=("--weight-dtype",), default="the checkpoint's, at most 16 bits")
     max_model_len: int | None = option(
         default="what memory holds for the workload, else at most 32,768", must="at least 1"
     )
     typical_tokens: int | None = option(default="the workload's, else 2,048", must="at least 1")
     max_input_tokens: int | None = option(must="at least 1")
-    max_batch: int | None = option(
-        old_names=("--max-rolling-batch-size",), default="from memory", must="at least 1"
-    )
+    max_batch: int | None = option(old_names=("--max-rolling-batch-size",), default="from memory", must="at least 1")
     goal: str = option(value="throughput", one_of=("throughput", "latency"))
     draft: str | None = option(default="as recommended")
 
@@ -148,9 +140,7 @@ class Stated(Settings):
     def added_to(self, basis: str) -> str:
         """The basis of a plan, with the options that the user states."""
         given = (each for each in stated(self) if each.name != "goal")
-        flags = ", ".join(
-            f"{each.option.name_of(each.name)} {getattr(self, each.name)}" for each in given
-        )
+        flags = ", ".join(f"{each.option.name_of(each.name)} {getattr(self, each.name)}" for each in given)
         return f"{basis}; stated: {flags}" if flags else basis
 
 
@@ -186,9 +176,7 @@ class EndpointSettings(Settings):
         "--startup-timeout", default="from the weights' bytes, copies and compilation", rare=True
     )
     max_instances: int | None = option(default="no autoscaling")
-    target_per_copy: float | None = option(
-        "--target-concurrency", default="80 % of the plan's at its capacity"
-    )
+    target_per_copy: float | None = option("--target-concurrency", default="80 % of the plan's at its capacity")
     components: bool = option(value=False, rare=True)
     jobs_output_uri: str | None = option("--aws-jobs", metavar="s3://BUCKET/PREFIX/", rare=True)
     parameters: tuple[str, ...] = option("--set", value=(), rare=True)
@@ -200,10 +188,6 @@ class EndpointSettings(Settings):
         if self.jobs_output_uri is not None and not self.jobs_output_uri.startswith("s3://"):
             raise InputError(f"--aws-jobs {self.jobs_output_uri}: give an s3:// prefix")
         if self.name is not None and not _NAME.fullmatch(self.name):
-            raise InputError(
-                f"endpoint name {self.name!r}: use letters, digits and single hyphens, at most 50"
-            )
+            raise InputError(f"endpoint name {self.name!r}: use letters, digits and single hyphens, at most 50")
         if self.startup_s is not None and self.startup_s < SHORTEST_WAIT_S:
-            raise InputError(
-                f"--startup-timeout {self.startup_s}: give at least {SHORTEST_WAIT_S} s"
-            )
+            raise InputError(f"--startup-timeout {self.startup_s}: give at least {SHORTEST_WAIT_S} s")

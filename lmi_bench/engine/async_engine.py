@@ -150,10 +150,15 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, *, on_step: OnStep | None = None,
-        on_end: OnEnd | None = None, memory_budget: MemoryBudget | None = None,
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        on_step: OnStep | None = None,
+        on_end: OnEnd | None = None,
+        memory_budget: MemoryBudget | None = None,
         seq_ids: Iterator[int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if executor.block_size != scheduler.config.block_size:
             raise InputError(
                 f"the executor has KV blocks of {executor.block_size} tokens, the scheduler "
@@ -190,9 +195,13 @@ class AsyncEngine:
             raise self.error
 
     def submit(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *,
-        beside: Generation | None = None, client: str | None = None,
-    ) -> Generation:  # fmt: skip
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        beside: Generation | None = None,
+        client: str | None = None,
+    ) -> Generation:
         """Queue a request; it arrives now. `beside` has no effect: there is only one engine.
 
         client  takes turns with others in the queue; None: first come, first served
@@ -320,9 +329,7 @@ class AsyncEngine:
             if gained.drafted:
                 generation.drafted_tokens += gained.drafted
                 generation.accepted_tokens += gained.accepted
-            generation.events.append(
-                TokenEvent(now_s, gained.token_ids, gained.logprobs, gained.top_logprobs)
-            )
+            generation.events.append(TokenEvent(now_s, gained.token_ids, gained.logprobs, gained.top_logprobs))
             generation._wake()
             if gained.finish_reason is not None:
                 del self._generations[gained.seq_id]

@@ -29,9 +29,7 @@ _UNSTATED: Final = {"tools": None, "documents": None, "add_generation_prompt": T
 class ChatTemplate:
     """The templates of one model folder. takes_tools: one tells the model of a request's tools."""
 
-    def __init__(
-        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], *, where: str
-    ) -> None:
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str], *, where: str) -> None:
         """sources  by name: `default`, perhaps `tool_use` for requests with tools
         special_tokens  by their names in templates, such as bos_token
         where  the file, for error messages
@@ -71,9 +69,7 @@ class ChatTemplate:
         special_tokens = {name: text for name, text in texts.items() if isinstance(text, str)}
         return cls(sources, special_tokens, where=str(where))
 
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None) -> str:
         """The prompt text of a chat up to the start of the answer, with special tokens as text.
 
         options  the template's own variables, such as Qwen3's enable_thinking

@@ -78,9 +78,7 @@ class ChromeTrace:
             self._file.write(b"{}]\n")  # an empty event: every other line ends with a comma
             self._file.close()
 
-    def _span(
-        self, name: str, line: tuple[int, int], ends_s: tuple[float, float], args: dict[str, Any]
-    ) -> None:
+    def _span(self, name: str, line: tuple[int, int], ends_s: tuple[float, float], args: dict[str, Any]) -> None:
         """line  process and thread of the trace"""
         start_s, end_s = ends_s
         if self._start_s is None:

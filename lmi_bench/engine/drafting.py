@@ -93,9 +93,7 @@ class DraftingExecutor:
             guessing = [entry for entry in guessing if entry.draft_length > step]
             rows = [self._next_row(entry) for entry in guessing]
             shape = _with_rows(batch.shape if prompts else StepShape(), rows)
-            outputs = await self._draft.execute(
-                StepBatch(batch.step_id, (*prompts, *rows), shape, released)
-            )
+            outputs = await self._draft.execute(StepBatch(batch.step_id, (*prompts, *rows), shape, released))
             for row, output in zip(rows, outputs[len(prompts) :], strict=True):
                 mirror = self._mirrors[row.seq_id]
                 mirror.filled += len(row.token_ids)
@@ -111,11 +109,15 @@ class DraftingExecutor:
         mirror = self._mirrors[entry.seq_id]
         new_block_ids, mirror.new_block_ids = mirror.new_block_ids, ()
         return BatchEntry(
-            seq_id=entry.seq_id, kind=StepKind.DECODE, token_ids=tuple(mirror.tail),
-            first_position=mirror.filled, new_block_ids=new_block_ids, samples=True,
+            seq_id=entry.seq_id,
+            kind=StepKind.DECODE,
+            token_ids=tuple(mirror.tail),
+            first_position=mirror.filled,
+            new_block_ids=new_block_ids,
+            samples=True,
             sampling=replace(entry.sampling, logprobs=False, top_logprobs=0),
             num_generated=entry.num_generated + len(mirror.drafts),
-        )  # fmt: skip
+        )
 
     def _with_drafts(self, entry: BatchEntry) -> BatchEntry:
         if entry.kind is not StepKind.VERIFY:

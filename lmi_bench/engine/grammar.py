@@ -18,9 +18,7 @@ from lmi_bench.core.errors import InputError, installed
 from lmi_bench.engine.scheduling.sampling import Grammar
 from lmi_bench.engine.tokenizer import eos_token_ids
 
-_JSON_OPTIONS: Final[Any] = {
-    "whitespace_pattern": r"[ \n\r\t]{1,24}"
-}  # else weak models never end it
+_JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[ \n\r\t]{1,24}"}  # else weak models never end it
 _CACHED: Final = 128
 _REASON_CHARS: Final = 300
 

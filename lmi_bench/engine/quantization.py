@@ -49,11 +49,7 @@ class Scheme(StrEnum):
         return self in (Scheme.SMOOTHQUANT, Scheme.FP8)
 
 
-LMI_NAMES: Final[Mapping[str, Scheme]] = {
-    "awq": Scheme.AWQ_INT4,
-    "smoothquant": Scheme.SMOOTHQUANT,
-    "fp8": Scheme.FP8,
-}
+LMI_NAMES: Final[Mapping[str, Scheme]] = {"awq": Scheme.AWQ_INT4, "smoothquant": Scheme.SMOOTHQUANT, "fp8": Scheme.FP8}
 """Values of LMI's `option.quantize` that correspond to one of the schemes.
 
 `bitsandbytes8` and `dynamic_int8` treat outliers or activations differently from `int8` here;
@@ -116,9 +112,7 @@ def sum_quantized(parts: Sequence[QuantizedBytes | None]) -> QuantizedBytes | No
     if not known:
         return None
     return replace(
-        known[0],
-        held_bytes=sum(part.held_bytes for part in known),
-        float_bytes=sum(part.float_bytes for part in known),
+        known[0], held_bytes=sum(part.held_bytes for part in known), float_bytes=sum(part.float_bytes for part in known)
     )
 
 

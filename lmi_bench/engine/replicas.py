@@ -38,9 +38,13 @@ class ReplicaGroup:
         await self._stack.__aexit__(*failure)
 
     def submit(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *,
-        beside: Generation | None = None, client: str | None = None,
-    ) -> Generation:  # fmt: skip
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        beside: Generation | None = None,
+        client: str | None = None,
+    ) -> Generation:
         """Queue a request on the replica that the router picks, or on that of `beside`.
 
         The generation's `replica` is its number. Raises what AsyncEngine.submit raises, and

@@ -25,9 +25,7 @@ class SimulatedExecutor:
 
     max_in_flight = 1  # a step's predicted time includes the host's work
 
-    def __init__(
-        self, step_time: StepTime, *, block_size: int = 16, draft_acceptance: float = 0.0
-    ) -> None:
+    def __init__(self, step_time: StepTime, *, block_size: int = 16, draft_acceptance: float = 0.0) -> None:
         self._step_time = step_time
         self.block_size = block_size
         self._draft_acceptance = draft_acceptance
@@ -48,9 +46,7 @@ class SimulatedExecutor:
         first = entry.first_position
         count = tokens_gained(self._draft_acceptance, entry.seq_id, first, entry.draft_length)
         token_ids = tuple(_token_id(at, entry.sampling) for at in range(first, first + count))
-        return StepOutput(
-            entry.seq_id, token_ids, (0.0,) * count if entry.sampling.logprobs else None
-        )
+        return StepOutput(entry.seq_id, token_ids, (0.0,) * count if entry.sampling.logprobs else None)
 
 
 def _token_id(position: int, sampling: SamplingParams) -> int:

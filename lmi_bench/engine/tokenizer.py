@@ -33,9 +33,7 @@ class Tokenizer:
     has_channels         the model divides an answer into channels, as gpt-oss does
     """
 
-    def __init__(
-        self, tokenizer: Any, eos_token_ids: Iterable[int] = (), folder: Path | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Any, eos_token_ids: Iterable[int] = (), folder: Path | None = None) -> None:
         self._tokenizer, self.folder = tokenizer, folder
         tokenizer.no_truncation()  # a tokenizer saved during training may truncate or pad
         tokenizer.no_padding()
@@ -61,9 +59,7 @@ class Tokenizer:
         file is missing or invalid, or `tokenizers` is not installed."""
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise InputError(
-                f"{folder} has no tokenizer.json: write one with transformers' save_pretrained"
-            )
+            raise InputError(f"{folder} has no tokenizer.json: write one with transformers' save_pretrained")
         with installed("reading a tokenizer"):
             from tokenizers import Tokenizer as FastTokenizer
         with _explained(f"{path} cannot be read as a tokenizer"), _without_stderr():
@@ -79,9 +75,7 @@ class Tokenizer:
             from tokenizers import Tokenizer as FastTokenizer
         return cls(FastTokenizer.from_str(content), eos_token_ids)
 
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, most: int | None = None
-    ) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """The ids of `text`, including special tokens that the model needs (such as BOS). Half a
         surrogate pair, valid in JSON but not in UTF-8, becomes "?".
 
@@ -91,9 +85,7 @@ class Tokenizer:
             text = text.encode("utf-8", "replace").decode("utf-8")
         # a batch of one lets other threads run meanwhile, which `encode` does not
         with _explained("the tokenizer cannot encode the text"):
-            (encoded,) = self._tokenizer.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
+            (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if most is not None and len(encoded) > most:  # a list of millions would hold up others
             raise CapacityError(f"the text has {len(encoded)} tokens, more than {most}")
         ids: list[int] = encoded.ids

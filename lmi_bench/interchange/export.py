@@ -30,8 +30,16 @@ from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import s_to_ms
 
 _FILE = "interchange/llm_d.yaml"
-_STATISTICS = {"mean": "mean", "std": "stddev", "min": "min", "p50": "p50", "p90": "p90",
-               "p95": "p95", "p99": "p99", "max": "max"}  # fmt: skip
+_STATISTICS = {
+    "mean": "mean",
+    "std": "stddev",
+    "min": "min",
+    "p50": "p50",
+    "p90": "p90",
+    "p95": "p95",
+    "p99": "p99",
+    "max": "max",
+}
 
 
 _COPIED_FIELDS = (
@@ -39,9 +47,15 @@ _COPIED_FIELDS = (
     *("total_throughput_tokens_per_s", "request_throughput_per_s"),
 )
 METRICS: tuple[Metric, ...] = (
-    "ttft", "ttft_from_sent", "dispatch_delay", "itl", "tpot", "e2e", "e2e_from_sent",
+    "ttft",
+    "ttft_from_sent",
+    "dispatch_delay",
+    "itl",
+    "tpot",
+    "e2e",
+    "e2e_from_sent",
     "latency_per_token",
-)  # fmt: skip
+)
 _OF_A_REQUEST: tuple[Metric, ...] = ("ttft", "tpot", "e2e", "latency_per_token")
 
 
@@ -89,9 +103,7 @@ def _tables(run: Run, export_format: Literal["csv", "parquet"]) -> dict[str, Any
             if not table.empty
         }
     except ImportError as exc:
-        raise InputError(
-            "Parquet needs pyarrow: pip install 'lmi-bench[parquet]', or use --format csv"
-        ) from exc
+        raise InputError("Parquet needs pyarrow: pip install 'lmi-bench[parquet]', or use --format csv") from exc
 
 
 def level_table(run: Run) -> pd.DataFrame:
@@ -165,16 +177,22 @@ def _level_row(run: Run, line: Level) -> dict[str, Any]:
     asked, told = mean_lengths(line)
     whole = not line.is_cut_short
     row: dict[str, Any] = {
-        **hardware(run), "total_tokens": None if asked is None or told is None else asked + told,
-        "input_tokens": asked, "output_tokens": told, "concurrency": line.load.concurrency,
+        **hardware(run),
+        "total_tokens": None if asked is None or told is None else asked + told,
+        "input_tokens": asked,
+        "output_tokens": told,
+        "concurrency": line.load.concurrency,
         "throughput_tokens_per_s": line.throughput_tokens_per_s if whole else None,
         "latency_ms_per_token": line.of("latency_per_token").p90 if whole else None,
-        "table": run.manifest.imported_from or "lmi-bench", "run": run.path.name,
-        "level": line.index, "attempt": line.attempt, "rate_per_s": line.load.rate_per_s,
+        "table": run.manifest.imported_from or "lmi-bench",
+        "run": run.path.name,
+        "level": line.index,
+        "attempt": line.attempt,
+        "rate_per_s": line.load.rate_per_s,
         **{name: getattr(line, name) for name in _COPIED_FIELDS},
         "steady_throughput_tokens_per_s": line.steady.throughput_tokens_per_s,
         "mean_concurrency": line.mean_concurrency,
-    }  # fmt: skip
+    }
     for metric in METRICS:
         name, unit = LATENCY_KEY[metric].split("_ms", 1)
         for statistic in STATISTICS:
@@ -192,14 +210,20 @@ def _report(run: Run, line: Level, stage: int) -> dict[str, Any]:
     experiment = _digest({"hash": run.manifest.scenario_hash, "folder": run.path.name})
     values = _load_values(run, line) | _result_values(line)
     values |= {
-        "target": target, "target_id": _digest(target),
-        "engine": run.manifest.target.kind or "unknown", "copies": facts["instance_count"] or 1,
-        "model": facts["model"], "accelerator": facts["accelerator"],
-        "devices": facts["n_accelerators"], "degree": facts["tp"] or 1, "version": __version__,
-        "stage": stage, "experiment": experiment,
+        "target": target,
+        "target_id": _digest(target),
+        "engine": run.manifest.target.kind or "unknown",
+        "copies": facts["instance_count"] or 1,
+        "model": facts["model"],
+        "accelerator": facts["accelerator"],
+        "devices": facts["n_accelerators"],
+        "degree": facts["tp"] or 1,
+        "version": __version__,
+        "stage": stage,
+        "experiment": experiment,
         "uid": _digest([experiment, line.index, line.attempt]),
         "duration": f"PT{(line.wall_s or 0.0):.6f}S",
-    }  # fmt: skip
+    }
     required = {"stack": ("model", "accelerator", "devices"), "load": ("input_tokens",)}
     known = [name for name, keys in required.items() if all(values[key] for key in keys)]
     parts = dict.fromkeys(required) | filled(_FILE, known, values)
@@ -213,13 +237,17 @@ def _load_values(run: Run, line: Level) -> dict[str, Any]:
     distribution = "fixed" if fixed else "other"
     asked, told = (mean if mean and mean >= 1 else None for mean in mean_lengths(line))
     return {
-        "scenario": scenario, "scenario_id": _digest(scenario), "scenario_name": stated.name,
+        "scenario": scenario,
+        "scenario_id": _digest(scenario),
+        "scenario_name": stated.name,
         "tool": run.manifest.imported_from or "lmi-bench",
-        "source": "sampled" if stated.workload.dataset else "random", "distribution": distribution,
+        "source": "sampled" if stated.workload.dataset else "random",
+        "distribution": distribution,
         "input_tokens": asked,
         "output_seq_len": told and {"distribution": distribution, "value": told},
-        "rate_per_s": line.load.rate_per_s, "users": line.load.concurrency,
-    }  # fmt: skip
+        "rate_per_s": line.load.rate_per_s,
+        "users": line.load.concurrency,
+    }
 
 
 def _result_values(line: Level) -> dict[str, Any]:

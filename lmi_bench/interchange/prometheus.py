@@ -28,8 +28,7 @@ _TIMEOUT_S = 20.0
 _MOST_GROUPS = 6
 _LE = re.compile(r'\ble="([^"]+)"')
 _ENGINES = {
-    engine: metrics
-    for engine, *metrics in (row.values() for row in read_rows("engine_metrics.csv", "interchange"))
+    engine: metrics for engine, *metrics in (row.values() for row in read_rows("engine_metrics.csv", "interchange"))
 }
 """Histograms of prompt and answer lengths, and counter of finished requests."""
 
@@ -53,8 +52,7 @@ def _read(get: Fetch, base: str, hours: float) -> Summary:
     page = _counts_of_page(get(base)) if is_page else {}
     for engine, (*lengths, counter) in _ENGINES.items():
         prompts, answers = (
-            page.get(name) if is_page else _counts_of_server(get, base, name, window)
-            for name in lengths
+            page.get(name) if is_page else _counts_of_server(get, base, name, window) for name in lengths
         )
         if not prompts or not answers:
             continue
@@ -80,9 +78,7 @@ def _read(get: Fetch, base: str, hours: float) -> Summary:
         )
     if is_page:
         example = _ENGINES["vLLM"][0]
-        raise InputError(
-            f"{base} has no lengths of {', '.join(_ENGINES)}: it must have {example} and the like"
-        )
+        raise InputError(f"{base} has no lengths of {', '.join(_ENGINES)}: it must have {example} and the like")
     raise InputError(
         f"{base} has no metrics of {', '.join(_ENGINES)} over the last "
         f"{hours:g} hours: name a Prometheus server that scrapes the engine, or its /metrics page"

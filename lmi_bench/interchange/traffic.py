@@ -93,11 +93,7 @@ def parse_fields(text: str) -> dict[str, str]:
     """The names in `time=startTime,input=usage.prompt`; raises InputError for other texts."""
     pairs = [part.partition("=") for part in text.split(",")]
     fields = {kind.strip(): name.strip() for kind, _, name in pairs}
-    if (
-        len(fields) < len(pairs)
-        or not fields.keys() <= {"time", "input", "output"}
-        or "" in fields.values()
-    ):
+    if len(fields) < len(pairs) or not fields.keys() <= {"time", "input", "output"} or "" in fields.values():
         raise InputError(
             f"--fields {text}: write time=NAME,input=NAME,output=NAME with each at most once, a "
             "name inside an object with dots, such as input=usage.prompt_tokens"
@@ -111,8 +107,7 @@ def parse_assumed(text: str) -> tuple[int, int]:
     lengths = (0, 0) if found is None else (int(found[1]), int(found[2]))
     if not all(1 <= length <= MOST_TOKENS for length in lengths):
         raise InputError(
-            f"--assume {text}: write prompt/answer length in tokens, each from 1 to "
-            f"{MOST_TOKENS:,}, such as 500/200"
+            f"--assume {text}: write prompt/answer length in tokens, each from 1 to {MOST_TOKENS:,}, such as 500/200"
         )
     return lengths
 
@@ -140,10 +135,7 @@ def read_traffic(
         parts.append(_read(columns, assume or (math.nan, math.nan)))
         prompts.add(parts[-1].pop("prompt").dropna())
     if not parts:
-        raise InputError(
-            f"{path} holds no request: expected are JSON objects, CSV with a header, or an access "
-            "log"
-        )
+        raise InputError(f"{path} holds no request: expected are JSON objects, CSV with a header, or an access log")
     return _traffic(log, _requests(log, pd.concat(parts, ignore_index=True)), prompts)
 
 
@@ -177,8 +169,7 @@ def _read(columns: Columns, assume: tuple[float, float]) -> pd.DataFrame:
     first, given = columns.first, columns.given
     prompt, line, ids = first("prompt", _text), first("request", request_line), first("id", _word)
     method, path = (
-        filled(mapped(line, itemgetter(place)), first(kind, _word))
-        for place, kind in enumerate(("method", "path"))
+        filled(mapped(line, itemgetter(place)), first(kind, _word)) for place, kind in enumerate(("method", "path"))
     )
     texts = {
         "input": first("input", _text) if "input" in given else prompt,
@@ -217,10 +208,7 @@ def _requests(log: LogFile, rows: pd.DataFrame) -> pd.DataFrame:
     found = rows[rows["why"] == ""]
     for kind, name in log.given.items():
         if not log.seen[kind] and (len(found) or log.at(log.first, kind) is None):
-            raise InputError(
-                f"--fields {kind}={name}: no line of {log.path} has it; its fields: "
-                f"{log.described()}"
-            )
+            raise InputError(f"--fields {kind}={name}: no line of {log.path} has it; its fields: {log.described()}")
     if found.empty:
         raise InputError(
             f"{log.path}: 0 of {log.lines:,} lines are requests with prompt and answer "
@@ -267,15 +255,12 @@ def _traffic(log: LogFile, found: pd.DataFrame, prompts: _Prompts) -> Traffic:
         "no path of a known LLM API: every POST counts as a call": found["is_call"].eq(False).any(),
         f"lengths are assumed (--assume) for {assumed:,} requests": assumed,
         f"left out: {left_out:,} of {log.lines:,} lines ({_listed(log.left_out)})": left_out,
-        f"{estimated:,} prompt lengths are estimated from text, {_CHARACTERS_PER_TOKEN} characters "
-        "a token": estimated,
+        f"{estimated:,} prompt lengths are estimated from text, {_CHARACTERS_PER_TOKEN} characters a token": estimated,
         f"shared prefixes are those of {len(prompts.texts):,} prompts": prompts.stride > 1,
         f"{copies:,} lines repeat time and lengths of another: counted": copies,
         f"times are relative, in {'ms' if is_mooncake else 's'}": not (no_rate or is_absolute),
         "times are as logged: most servers log the end of an answer": is_absolute and log.is_late,
-        "times without a zone are taken as UTC": is_absolute
-        and ":" in stamp
-        and not _ZONE.search(stamp),
+        "times without a zone are taken as UTC": is_absolute and ":" in stamp and not _ZONE.search(stamp),
     }
     unknown = {
         f"rate, bursts, daily curve: {no_rate}": no_rate,
@@ -409,9 +394,7 @@ def _left_out(columns: Columns, method: pd.Series, lengths: pd.DataFrame) -> pd.
         "answered from a cache": first("cached", _is_set).notna(),
         "not POST": is_web & (mapped(method, str.upper) != "POST"),
         "no prompt or answer length": lengths.isna().any(axis=1),
-        f"length outside 1 to {MOST_TOKENS:,}": ((lengths <= 0) | (lengths > MOST_TOKENS)).any(
-            axis=1
-        ),
+        f"length outside 1 to {MOST_TOKENS:,}": ((lengths <= 0) | (lengths > MOST_TOKENS)).any(axis=1),
     }
     return pd.Series(np.select([*reasons.values()], [*reasons], default=""), method.index)
 

@@ -34,9 +34,16 @@ NAMES: Final[Mapping[str, list[str]]] = json.loads(
 )
 """Names of each field, the first of them that a line has."""
 _INNER_OBJECTS = {
-    "usage", "usageDetails", "usage_details", "usageMetadata", "request", "response", "body",
-    "metrics", "attributes",
-}  # fmt: skip
+    "usage",
+    "usageDetails",
+    "usage_details",
+    "usageMetadata",
+    "request",
+    "response",
+    "body",
+    "metrics",
+    "attributes",
+}
 _LISTS = {"data", "logs", "observations", "items", "records", "results", "rows"}
 """Names of the list of requests in a document that an API answered."""
 _SHOWN_FIELDS, _MOST_NAMES, _ROWS_AT_ONCE = 24, 10_000, 4000
@@ -51,9 +58,7 @@ _REQUEST = re.compile(
     r"(?: HTTP/[\d.]+)?"
 )
 _STATUS = re.compile(r'"?\s+"?(\d{3})\b')
-_BALANCER = re.compile(
-    r"^(?:(?:https?|h2|grpcs|wss?) )?\d{4}-\d\d-\d\dT\S+ \S+ \S+:\d+ (?:\S+:\d+|-) -?[\d.]+ "
-)
+_BALANCER = re.compile(r"^(?:(?:https?|h2|grpcs|wss?) )?\d{4}-\d\d-\d\dT\S+ \S+ \S+:\d+ (?:\S+:\d+|-) -?[\d.]+ ")
 _DATE = re.compile(
     r"\d{1,2}/\w{3}/\d{4}:\d\d:\d\d:\d\d(?:\.\d+)?(?: [+-]\d{4})?"
     r"|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -120,9 +125,7 @@ class LogFile:
         if not first:
             raise InputError(f"{self.path} is empty: a log has a line for each request")
         if "\0" in first or first.count("\N{REPLACEMENT CHARACTER}") > len(first) / 10:
-            raise InputError(
-                f"{self.path} is not text: give JSON lines, CSV or an access log, also as .gz"
-            )
+            raise InputError(f"{self.path} is not text: give JSON lines, CSV or an access log, also as .gz")
         lines = chain(sample, lines)
         delimiter = max(",;\t|", key=first.count)
         header = [plain(name) for name in first.split(delimiter)]

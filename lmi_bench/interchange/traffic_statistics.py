@@ -210,10 +210,7 @@ def shared_prefix(prompts: Sequence[str]) -> SharedPrefix:
     if len(ordered) < 2 or not whole:
         return SharedPrefix(0, 0.0)
     half = max(2, -(-len(ordered) // 2))
-    common = max(
-        _common(ordered[first], ordered[first + half - 1])
-        for first in range(len(ordered) - half + 1)
-    )
+    common = max(_common(ordered[first], ordered[first + half - 1]) for first in range(len(ordered) - half + 1))
     repeated = sum(_common(before, after) for before, after in pairwise(ordered))
     return SharedPrefix(common, repeated / whole)
 

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from lmi_bench.targets.parts import StepDifference
 
 
-def compile_steps(
-    settings: bundled.CompileSettings, listener: Listener = SILENT
-) -> "list[StepDifference]":
+def compile_steps(settings: bundled.CompileSettings, listener: Listener = SILENT) -> "list[StepDifference]":
     """Compile, and compare each shape with the eager step; raises InputError for a model or setting
     that cannot be compiled."""
     stated = stated_settings(settings.steps) | {"compile": True}
@@ -136,9 +134,7 @@ def perplexity(settings: bundled.PerplexitySettings, listener: Listener = SILENT
     engine = EngineSection.model_validate(stated)
     trained = shape_of_folder(model_folder(model)).max_positions
     scores = {
-        scaling: _score_lengths(
-            model, engine.model_copy(update={"rope_scaling": scaling}), token_ids, wanted, listener
-        )
+        scaling: _score_lengths(model, engine.model_copy(update={"rope_scaling": scaling}), token_ids, wanted, listener)
         for scaling in (None, *settings.rope_scaling)
     }
     for line in weights_notes(model):
@@ -152,18 +148,12 @@ def _parse_lengths(text: str) -> list[int]:
     except ValueError:
         lengths = []
     if not lengths or lengths[0] < 4 or lengths[-1] > _MOST_LENGTH:
-        raise InputError(
-            f"--lengths {text!r}: give whole numbers from 4 to {_MOST_LENGTH:,}, as in 128,256,512"
-        )
+        raise InputError(f"--lengths {text!r}: give whole numbers from 4 to {_MOST_LENGTH:,}, as in 128,256,512")
     return lengths
 
 
 def _score_lengths(
-    model: str,
-    engine: EngineSection,
-    token_ids: Sequence[int],
-    wanted: Sequence[int],
-    listener: Listener,
+    model: str, engine: EngineSection, token_ids: Sequence[int], wanted: Sequence[int], listener: Listener
 ) -> dict[int, Score]:
     parts = open_torch_engine(model, engine, listener)
     usable = [size for size in wanted if size <= min(parts.config.max_model_len, len(token_ids))]
@@ -227,9 +217,7 @@ class AllReduces:
         }
 
 
-def time_collectives(
-    settings: bundled.CollectiveSettings, listener: Listener = SILENT
-) -> AllReduces:
+def time_collectives(settings: bundled.CollectiveSettings, listener: Listener = SILENT) -> AllReduces:
     """Measure each transport in turn; raises InputError before anything is started."""
     wanted = [name.replace("-", "_") for name in settings.transport] or list(TRANSPORTS)
     for name in wanted:
@@ -242,9 +230,7 @@ def time_collectives(
     for name, groups in itertools.product(wanted, sorted({1, settings.groups})):
         label = name if groups == 1 else f"{name}, {groups} groups"
         listener.note(f"{label.replace('_', ' ')}, {settings.ranks} ranks ...")
-        times_s[label] = measure_all_reduces(
-            settings.ranks, name, SIZES_BYTES, rounds=settings.rounds, groups=groups
-        )
+        times_s[label] = measure_all_reduces(settings.ranks, name, SIZES_BYTES, rounds=settings.rounds, groups=groups)
     fits = {label: fit_all_reduce(SIZES_BYTES, times) for label, times in times_s.items()}
     found = AllReduces(settings.ranks, settings.rounds, times_s, fits)
     if settings.out is not None:

@@ -44,9 +44,14 @@ from lmi_bench.jobs.settings.plan import CalibrateSettings, ValidateSettings
 from lmi_bench.targets.profiles import SHIPPED, find_profile
 
 _KEY = attrgetter(  # what tells levels to measure apart
-    "setup.shape.name", "setup.instance.instance_type", "setup.tensor_parallel",
-    "input_tokens", "output_tokens", "concurrency", "rate_per_s",
-)  # fmt: skip
+    "setup.shape.name",
+    "setup.instance.instance_type",
+    "setup.tensor_parallel",
+    "input_tokens",
+    "output_tokens",
+    "concurrency",
+    "rate_per_s",
+)
 _USERS = (1, 4, 16, 64, 256)
 _INFORMATIVE: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
 _MOST_LINES = 48  # of a table: the time of a fit grows faster than their number, to over a minute
@@ -115,9 +120,7 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
             if not (usable := [row for row in rows if row.fits]):
                 raise InputError(f"{source}: no line can be used; fit = no rules a line out")
             if len(usable) > _MOST_LINES:
-                listener.warn(
-                    f"{source}: uses the {_MOST_LINES} most telling of {len(usable)} lines"
-                )
+                listener.warn(f"{source}: uses the {_MOST_LINES} most telling of {len(usable)} lines")
                 usable = validation.choose_rows(engines[0], usable, _MOST_LINES, 0)
             more = [row.cell for row in usable if row.cell is not None]
             base = from_run.prior_for(engines[0], more)
@@ -131,9 +134,7 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
     return calibration_of(settings, fit, machine, names)
 
 
-def calibration_of(
-    settings: CalibrateSettings, fit: Fit, machine: MeasuredMachine | None, source: str
-) -> Calibration:
+def calibration_of(settings: CalibrateSettings, fit: Fit, machine: MeasuredMachine | None, source: str) -> Calibration:
     """The profile of a fit to measured levels; source: what holds or measured them."""
     models = ", ".join(dict.fromkeys(cell.setup.shape.name for cell in fit.cells))
     machines = ", ".join(dict.fromkeys(cell.setup.instance.instance_type for cell in fit.cells))
@@ -155,8 +156,7 @@ def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel
         found = read_results(source)
     except InputError as exc:
         raise InputError(
-            f"{exc}; `lmi-bench import` takes a file's load as an option and makes a run, which "
-            "`calibrate` reads"
+            f"{exc}; `lmi-bench import` takes a file's load as an option and makes a run, which `calibrate` reads"
         ) from exc
     model = settings.model or found.facts.get("model")
     if model is None or settings.instance is None:
@@ -166,9 +166,7 @@ def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel
     return [from_run.cell_of_summary(source, each.level, setup) for each in found.levels]
 
 
-def _next(
-    fit: Fit, count: int, like: Sequence[MeasuredLevel]
-) -> tuple[tuple[MeasuredLevel, Estimate], ...]:
+def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[tuple[MeasuredLevel, Estimate], ...]:
     """`count` levels to measure, on the machines and at the lengths of cells like these."""
     if not count:
         return ()
@@ -182,9 +180,7 @@ def _next(
     known = {_KEY(cell) for cell in fit.cells}
     candidates = [cell for cell in wanted if _KEY(cell) not in known]
     chosen = (candidates[n] for n in choose_cells(fit, candidates, wanted, count, _INFORMATIVE))
-    return tuple(
-        (each, estimates(fit, each, _INFORMATIVE)["throughput_tokens_per_s"]) for each in chosen
-    )
+    return tuple((each, estimates(fit, each, _INFORMATIVE)["throughput_tokens_per_s"]) for each in chosen)
 
 
 def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
@@ -198,18 +194,20 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
         prompts = sorted({measured.input_tokens, 4 * longest})
         for degree, prompt, users in itertools.product(sorted(degrees), prompts, _USERS):
             cell = replace(
-                measured, setup=replace(measured.setup, tensor_parallel=degree),
-                input_tokens=prompt, load=Load(users), num_requests=3 * users, replicas=1,
+                measured,
+                setup=replace(measured.setup, tensor_parallel=degree),
+                input_tokens=prompt,
+                load=Load(users),
+                num_requests=3 * users,
+                replicas=1,
                 max_sequences=None,
-            )  # fmt: skip
+            )
             if _KEY(cell) not in grid and can_run(fit.profile, cell):
                 grid[_KEY(cell)] = cell
     return list(grid.values())
 
 
-def levels_of_run(
-    run: Run, stated: CalibrateSettings, machine: MeasuredMachine | None
-) -> RunLevels:
+def levels_of_run(run: Run, stated: CalibrateSettings, machine: MeasuredMachine | None) -> RunLevels:
     """The usable levels of a run, or of one that has none yet: then the copy and the prior alone.
 
     stated   what counts instead of what the run states; the bundled engine runs on `local`
@@ -264,10 +262,7 @@ class Validation:
         key, loads = validation.setup_key, defaultdict[Any, list[dict[str, Any]]](list)
         for entry in self.under_slo:
             loads[key(entry.row)].append(entry.to_json())
-        return [
-            {**each.to_json(), "under_slo": loads[key(each.row)] if each.row.cell else []}
-            for each in self.judged
-        ]
+        return [{**each.to_json(), "under_slo": loads[key(each.row)] if each.row.cell else []} for each in self.judged]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +303,7 @@ class ShippedErrors:
         """As `validate --json` writes it without a table."""
         rows = [(table, entry.to_json()) for table, entry in self.errors]
         return [
-            {"profile": table.profile, "table": table.file, "lines of": row.pop("slice"), **row}
-            for table, row in rows
+            {"profile": table.profile, "table": table.file, "lines of": row.pop("slice"), **row} for table, row in rows
         ]
 
 
@@ -359,9 +353,7 @@ def validate_shipped(listener: Listener = SILENT) -> ShippedErrors:
     return ShippedErrors(found, absent)
 
 
-def _rows(
-    settings: ValidateSettings, profile: EngineProfile | None, listener: Listener
-) -> list[TableRow]:
+def _rows(settings: ValidateSettings, profile: EngineProfile | None, listener: Listener) -> list[TableRow]:
     folders = [source for source in settings.sources if source.is_dir()]
     if not folders and len(settings.sources) == 1:
         rows = read_table(settings.sources[0])
@@ -389,9 +381,7 @@ def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[validat
     judged = [replace(row, calibrated=False) for row in found]
     for name, is_fitted in (("fitted models", True), ("other models", False)):
         part = [
-            row
-            for row in judged
-            if row.row.cell and (row.row.cell.setup.shape.name in profile.models) == is_fitted
+            row for row in judged if row.row.cell and (row.row.cell.setup.shape.name in profile.models) == is_fitted
         ]
         for figure in validation.FIGURES:
             entry = validation.accuracy_of(name, part, figure)

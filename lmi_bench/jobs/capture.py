@@ -114,9 +114,7 @@ def without_address(target: str) -> str:
     return re.sub(r"(?<=://)[^/?]*|(?<=^sagemaker:).*|\?.*", REDACTED, target)
 
 
-def capture(
-    settings: CalibrateSettings, listener: Listener = SILENT
-) -> tuple[Path, Calibration | None]:
+def capture(settings: CalibrateSettings, listener: Listener = SILENT) -> tuple[Path, Calibration | None]:
     """Measure and fit: the folder of the runs, and the fit; None: interrupted.
 
     Raises InputError before anything is measured, LmiBenchError if no level could be used.
@@ -151,11 +149,13 @@ def capture(
         planned_s += cell.likely_s * len(result.levels)
         for line in steady_lines(result.levels):
             measured = {
-                "requests": line.sent, "seconds": round(_seconds(line), 1),
+                "requests": line.sent,
+                "seconds": round(_seconds(line), 1),
                 "throughput_tokens_per_s": line.throughput_tokens_per_s,
-                "ttft_mean_ms": line.of("ttft").mean, "tpot_mean_ms": line.of("tpot").mean,
+                "ttft_mean_ms": line.of("ttft").mean,
+                "tpot_mean_ms": line.of("tpot").mean,
                 "self_check": "ok" if line.valid else line.invalid_reason or "invalid",
-            }  # fmt: skip
+            }
             lengths = ("input_tokens", "output_tokens", "users")
             rows.append({name: getattr(cell, name) for name in lengths} | measured)
             if (why := why_left_out(line)) is not None:
@@ -181,9 +181,7 @@ def _open(settings: CalibrateSettings, access: Access, listener: Listener) -> _S
     facts = TargetFacts.from_json(bench.facts)
     facts = replace(facts, server=settings.engine or facts.server)
     if facts.copies not in (None, 1):
-        raise InputError(
-            f"{settings.on} answers from {facts.copies} copies, but a profile describes one"
-        )
+        raise InputError(f"{settings.on} answers from {facts.copies} copies, but a profile describes one")
     if facts.instance is not None and settings.instance not in (None, facts.instance):
         raise InputError(f"{settings.on} runs on {facts.instance}: leave --instance out")
     told = RunScenario.from_json(bench.scenario.canonical())
@@ -278,9 +276,7 @@ def _seconds(line: Level) -> float:
     return (ended - begun).total_seconds()
 
 
-def _fitted(
-    settings: CalibrateSettings, site: _Site, runs: list[Run], rows: list[dict[str, Any]]
-) -> Calibration:
+def _fitted(settings: CalibrateSettings, site: _Site, runs: list[Run], rows: list[dict[str, Any]]) -> Calibration:
     """The fit to the runs; its profile says where and how they were measured."""
     setup, degree = site.place.setup, site.place.setup.tensor_parallel
     cells = list[MeasuredLevel]()
@@ -290,11 +286,16 @@ def _fitted(
     source = f"captured by lmi-bench {__version__}"
     done = calibration_of(settings, fit_cells(site.base, cells), site.place.machine, source)
     about = {
-        "date": done.profile.fitted_date, "lmi_bench": __version__,
+        "date": done.profile.fitted_date,
+        "lmi_bench": __version__,
         "endpoint": without_address(site.scenario.target),
-        "engine": site.run.manifest.target.engine or "not stated", "model": setup.shape.name,
-        "dtype": setup.dtype, "instance": setup.instance.instance_type,
-        "accelerator": setup.instance.accelerator.name, "tensor_parallel": degree,
-        "seconds": round(sum(row["seconds"] for row in rows), 1), "cells": rows,
-    }  # fmt: skip
+        "engine": site.run.manifest.target.engine or "not stated",
+        "model": setup.shape.name,
+        "dtype": setup.dtype,
+        "instance": setup.instance.instance_type,
+        "accelerator": setup.instance.accelerator.name,
+        "tensor_parallel": degree,
+        "seconds": round(sum(row["seconds"] for row in rows), 1),
+        "cells": rows,
+    }
     return replace(done, profile=replace(done.profile, capture=about))

@@ -30,18 +30,13 @@ Row = dict[str, Any]
 _SERVICES: Final = {"AmazonSageMaker": "sagemaker", "AmazonEC2": "ec2"}
 _FILTERS: Final = {
     "AmazonSageMaker": {"productFamily": "ML Instance", "component": "Hosting"},
-    "AmazonEC2": {
-        "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
-        "capacitystatus": "Used",
-    },
-}  # fmt: skip
+    "AmazonEC2": {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"},
+}
 _FORMS: Final[Mapping[str, Callable[[Any], object]]] = {
     "": lambda value: value,
     "billions": lambda count: round(count / 1e9, 2),
     "GiB": lambda num_bytes: round(bytes_to_gib(num_bytes), 1),
-    "GiB of all": lambda machine: _FORMS["GiB"](
-        machine.num_accelerators * machine.accelerator.memory_bytes
-    ),
+    "GiB of all": lambda machine: _FORMS["GiB"](machine.num_accelerators * machine.accelerator.memory_bytes),
     "Gbit/s": lambda bits: bits / 1e9,
     "GB/s": lambda num_bytes: round(num_bytes / 1e9),
     "TFLOP/s": lambda flop: round(flop / 1e12, 1),
@@ -64,9 +59,12 @@ def catalog_table(name: str, settings: CatalogSettings) -> tuple[list[Row], str]
         settings = replace(settings, region=None)
     else:
         items: dict[str, Callable[[], Iterable[Any]]] = {
-            "models": all_model_entries, "instances": all_instances, "profiles": _profiles,
-            "accelerators": all_accelerators, "prices": _prices,
-        }  # fmt: skip
+            "models": all_model_entries,
+            "instances": all_instances,
+            "profiles": _profiles,
+            "accelerators": all_accelerators,
+            "prices": _prices,
+        }
         rows = [*_listed(name, items[name]())]
     rows = [row for row in rows if _matches(row, settings)]
     old = [row["date"] for row in rows if row.pop("age days", 0) > STALE_DAYS]
@@ -204,9 +202,7 @@ def _offer(path: Path) -> tuple[str, str, list[Any]]:
         if service not in _SERVICES:
             raise ValueError(f"it is of {service}")
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise InputError(
-            f"{path} is no offer file of {' or '.join(_SERVICES)} ({type(exc).__name__}: {exc})"
-        ) from exc
+        raise InputError(f"{path} is no offer file of {' or '.join(_SERVICES)} ({type(exc).__name__}: {exc})") from exc
     return service, day, products
 
 

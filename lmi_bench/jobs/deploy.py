@@ -61,9 +61,7 @@ class SequenceLimit:
     kv_left_bytes: float
 
 
-def write_deployment(
-    settings: DeploySettings, listener: Listener = SILENT
-) -> tuple[DeploymentPlan, Bundle]:
+def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> tuple[DeploymentPlan, Bundle]:
     """Write the folder; returns the plan, and the files that run it. Raises InputError before
     anything is written."""
     server, endpoint = settings.server, settings.endpoint
@@ -211,9 +209,7 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
     if saved:
         for text in saved.answer.caveats:
             listener.note(f"in the recommendation {text}")
-        return plan_from_recommendation(
-            saved.answer, saved.model, profile, stated, image=image, weights=weights
-        )
+        return plan_from_recommendation(saved.answer, saved.model, profile, stated, image=image, weights=weights)
     model = str(settings.model)
     if stated.goal == "latency" and stated.tensor_parallel is None:
         degree = _fastest_degree(settings, profile, instance)
@@ -222,14 +218,10 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
     return plan_from_layout(model, machine, profile, stated, image=image, weights=weights)
 
 
-def _fastest_degree(
-    settings: DeploySettings, profile: EngineProfile, machine: Instance
-) -> int | None:
+def _fastest_degree(settings: DeploySettings, profile: EngineProfile, machine: Instance) -> int | None:
     """The degree that `recommend --objective latency` takes; None: the smallest that fits."""
     lone = planned_workload(str(settings.model), settings.stated.dtype, _LONE_TOKENS, _LONE_TOKENS)
-    request = RecommendRequest(
-        lone, profile, LONE_REQUEST, objective="latency", instances=(machine,)
-    )
+    request = RecommendRequest(lone, profile, LONE_REQUEST, objective="latency", instances=(machine,))
     best = rank(request, intervals=False).recommended
     return None if best is None else best.tensor_parallel
 

@@ -36,18 +36,21 @@ _DISK_GIB: Final = 0.05, 1.0
 _FEW_PORTS: Final = 10_000
 _OLD_PROFILE_DAYS: Final = 365
 _TERMINAL_COLUMNS: Final = 80
-_EXTENSIONS: Final = {
-    "x86_64": ("avx2", "avx512f", "avx512_bf16", "amx_bf16"),
-    "aarch64": ("asimd", "bf16", "sve"),
-}
+_EXTENSIONS: Final = {"x86_64": ("avx2", "avx512f", "avx512_bf16", "amx_bf16"), "aarch64": ("asimd", "bf16", "sve")}
 _CREDENTIALS: Final = {
-    "aws_access_key_id": "keys", "sso_session": "SSO", "sso_start_url": "SSO", "role_arn": "a role",
-    "credential_process": "a program", "web_identity_token_file": "a web identity",
-}  # fmt: skip
+    "aws_access_key_id": "keys",
+    "sso_session": "SSO",
+    "sso_start_url": "SSO",
+    "role_arn": "a role",
+    "credential_process": "a program",
+    "web_identity_token_file": "a web identity",
+}
 _CREDENTIAL_VARIABLES: Final = (
-    "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)  # fmt: skip
+)
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
@@ -64,12 +67,25 @@ class Finding:
 def doctor(settings: DoctorSettings, listener: Listener) -> list[Finding]:
     """Examine the machine, and the endpoint if one is named; raises InputError for a bad URL."""
     checks: dict[str, Callable[[], Outcome]] = {
-        "cores": _cores, "load": _load, "clock": _clock, "open files": _open_files,
-        "receive times": _receive_times, "C receiver": _receiver, "processor": _processor,
-        "memory": _memory, "disk": partial(_disk, settings.runs), "ports": _ports, "GPU": _gpu,
-        "packages": _packages, "AWS credentials": _aws_credentials, "AWS region": _aws_region,
-        "profiles": _profiles, "prices": _prices, "proxies": _proxies, "terminal": _terminal,
-    }  # fmt: skip
+        "cores": _cores,
+        "load": _load,
+        "clock": _clock,
+        "open files": _open_files,
+        "receive times": _receive_times,
+        "C receiver": _receiver,
+        "processor": _processor,
+        "memory": _memory,
+        "disk": partial(_disk, settings.runs),
+        "ports": _ports,
+        "GPU": _gpu,
+        "packages": _packages,
+        "AWS credentials": _aws_credentials,
+        "AWS region": _aws_region,
+        "profiles": _profiles,
+        "prices": _prices,
+        "proxies": _proxies,
+        "terminal": _terminal,
+    }
     if settings.target is not None:
         checks["endpoint"] = _endpoint_check(settings, settings.target, listener)
     return [finding(name, check) for name, check in checks.items()]
@@ -119,9 +135,7 @@ def _load() -> Outcome:
         found += f", steal {steal:.1%} in {_WATCH_S:g} s"
     shared = "Move to a machine whose cores are not shared: its pauses are in p99."
     busy = load > _BUSY_SHARE * cores
-    return _judged(
-        found, (steal > _STEAL_SHARE, shared), (busy, "End other programs before you measure.")
-    )
+    return _judged(found, (steal > _STEAL_SHARE, shared), (busy, "End other programs before you measure."))
 
 
 def _processor_times(stat: Path) -> list[int]:
@@ -326,8 +340,7 @@ def _profiles() -> Outcome:
     shipped = (VLLM, TRT_LLM_B200, TGI_2023)
     days = [(_today() - dt.date.fromisoformat(each.fitted_date)).days for each in shipped]
     found = "; ".join(
-        f"{each.name} {each.version}, fitted {each.fitted_date} ({plural(age, 'day')} ago) on "
-        f"{each.fitted_on}"
+        f"{each.name} {each.version}, fitted {each.fitted_date} ({plural(age, 'day')} ago) on {each.fitted_on}"
         for each, age in zip(shipped, days, strict=True)
     )
     mend = "Calibrate on a run of today's engine version: lmi-bench calibrate RUN_DIR --out P."
@@ -374,9 +387,7 @@ def _terminal() -> Outcome:
     return _judged(found, (columns < _TERMINAL_COLUMNS, mend))
 
 
-def _endpoint_check(
-    settings: DoctorSettings, url: str, listener: Listener
-) -> Callable[[], Outcome]:
+def _endpoint_check(settings: DoctorSettings, url: str, listener: Listener) -> Callable[[], Outcome]:
     """The check of an endpoint; raises InputError for a URL or a header that is none."""
     from lmi_bench.loadgen.ask.discover import discover
     from lmi_bench.loadgen.ask.probe import Probe

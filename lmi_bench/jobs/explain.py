@@ -63,9 +63,7 @@ def memory(settings: settings_of.MemorySettings) -> Explanation:
         params = round(settings.parameters_b * 1e9)
         stored = params * nominal
     value_bytes = model_memory.kv_bytes_per_value(dtype, settings.kv_dtype)
-    sequence_on = partial(
-        model_memory.kv_bytes_per_sequence, shape, settings.tokens, bytes_per_value=value_bytes
-    )
+    sequence_on = partial(model_memory.kv_bytes_per_sequence, shape, settings.tokens, bytes_per_value=value_bytes)
     whole, ranked = sequence_on(), sequence_on(tensor_parallel=degree)
     cache, overhead = settings.batch * whole, settings.overhead_gb * 1e9
     values = f"2 x {shape.num_layers} layers x {shape.num_kv_heads} KV heads x {shape.head_dim}"

@@ -31,9 +31,7 @@ _WIDTH = 96
 _LISTENER = "listener\n    `Listener` that gets notes, warnings and progress. (default: none)"
 
 
-def _keywords(
-    group: type[Any], *without: str
-) -> Callable[[Callable[[Any, Listener], R]], Callable[..., R]]:
+def _keywords(group: type[Any], *without: str) -> Callable[[Callable[[Any, Listener], R]], Callable[..., R]]:
     """The function with the fields of its settings class as keywords, listed in its help."""
     known = {each.name: each for each in settings_of(group) if each.name not in without}
     signature = inspect.Signature(

@@ -27,10 +27,7 @@ def checked(kind: type[M], content: object, *, source: str, expected: str) -> M:
     try:
         return kind.model_validate(content)
     except ValidationError as exc:
-        lines = [
-            f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}"
-            for error in exc.errors()
-        ]
+        lines = [f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in exc.errors()]
         listed = "\n  ".join([plural(len(lines), "mistake"), *lines]) if lines[1:] else lines[0]
         raise InputError(f"{source}: {listed}\nexpected: {expected}") from exc
 

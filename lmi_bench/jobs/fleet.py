@@ -57,21 +57,15 @@ class AcceleratorComparison:
         }
 
 
-def compare_accelerators(
-    settings: AcceleratorSettings, listener: Listener = SILENT
-) -> AcceleratorComparison:
+def compare_accelerators(settings: AcceleratorSettings, listener: Listener = SILENT) -> AcceleratorComparison:
     """Predict the model on each machine. Raises InputError for an unknown model or profile."""
-    workload = planned_workload(
-        settings.model, settings.dtype, settings.input_tokens, settings.output_tokens
-    )
+    workload = planned_workload(settings.model, settings.dtype, settings.input_tokens, settings.output_tokens)
     instances = repriced(None, settings.price_list)
     profile = find_profile(settings.profile)
     figures, rejected = comparison.machine_figures(instances, workload, profile)
     for text in model_notes(settings.model, settings.dtype):
         listener.note(text)
-    return AcceleratorComparison(
-        workload, profile, comparison.four_steps(instances, workload), figures, rejected
-    )
+    return AcceleratorComparison(workload, profile, comparison.four_steps(instances, workload), figures, rejected)
 
 
 def measured_presets(model: str | None) -> list[comparison.Preset]:
@@ -141,14 +135,18 @@ class PlannedDay:
 
         policies = [each.to_json(self.price) for each in self.policies]
         return {
-            "schema_version": 1, "chosen": "scaled" if self.plan.scales else "flat",
-            "why": self.plan.why, **({"caveats": list(self.caveats)} if self.caveats else {}),
-            "step_s": days.STEP_S, "target_rate_per_s": self.plan.scaling.target_per_s,
-            "flat_machines": self.plan.flat_machines, "scaled": day(self.plan.scaled),
+            "schema_version": 1,
+            "chosen": "scaled" if self.plan.scales else "flat",
+            "why": self.plan.why,
+            **({"caveats": list(self.caveats)} if self.caveats else {}),
+            "step_s": days.STEP_S,
+            "target_rate_per_s": self.plan.scaling.target_per_s,
+            "flat_machines": self.plan.flat_machines,
+            "scaled": day(self.plan.scaled),
             "flat": day(self.plan.flat),
             "commitment": None if self.commitment is None else asdict(self.commitment),
             **({"policies": policies} if policies else {}),
-        }  # fmt: skip
+        }
 
 
 def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
@@ -216,9 +214,7 @@ def _played(
     if answer_s is None:
         told = None if saved is None else saved.best.figures.get("e2e_p50_ms")
         answer_s = 10.0 if told is None else ms_to_s(told.value)
-    arrivals_s = (
-        autoscaling.day_arrivals_s(day.load, settings.seed) if recorded_s is None else recorded_s
-    )
+    arrivals_s = autoscaling.day_arrivals_s(day.load, settings.seed) if recorded_s is None else recorded_s
     nth = -(-len(arrivals_s) // _MOST_PLAYED)
     if nth > 1:
         listener.note(
@@ -242,15 +238,11 @@ def _played(
             at_start_per_s = float(day.load.rates_at(np.zeros(1))[0])
             machines = policy.within(at_start_per_s / (target if by_rate else target / answer_s))
         router = make_router(settings.router, settings.seed)
-        run = autoscaling.play(
-            arrivals_s, fleet, router, machines=machines, policy=policy, seed=settings.seed
-        )
+        run = autoscaling.play(arrivals_s, fleet, router, machines=machines, policy=policy, seed=settings.seed)
         yield PlayedPolicy(text, replace(run, waits_s=run.waits_s / nth))
 
 
-def _start_up(
-    settings: DaySettings, saved: SavedRecommendation | None, listener: Listener
-) -> StartUp:
+def _start_up(settings: DaySettings, saved: SavedRecommendation | None, listener: Listener) -> StartUp:
     """The stated start-up, or an estimate for the recommended machine."""
     if settings.start_up is not None:
         return parse_start_up(settings.start_up)
@@ -291,6 +283,4 @@ def _curve(settings: DaySettings, planned_per_s: float | None) -> days.LoadCurve
     peak = planned_per_s if settings.peak is None else settings.peak
     if peak is None:
         raise InputError("--peak is missing: the highest load of the day, req/s; no rate is known")
-    return days.shaped(
-        settings.shape or "office", peak_per_s=peak, least_share=settings.least_share
-    )
+    return days.shaped(settings.shape or "office", peak_per_s=peak, least_share=settings.least_share)

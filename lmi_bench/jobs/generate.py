@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lmi_bench.analysis.results.confidence import (
-    CalibrationTable,
-    calibration_table,
-    confidence,
-    shares,
-)
+from lmi_bench.analysis.results.confidence import CalibrationTable, calibration_table, confidence, shares
 from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import CapacityError, InputError, file_reason
 from lmi_bench.core.listener import SILENT, Listener
@@ -45,10 +40,7 @@ class ScoredToken:
 
 
 def generate(
-    settings: GenerateSettings,
-    listener: Listener = SILENT,
-    *,
-    on_text: Callable[[str], None] | None = None,
+    settings: GenerateSettings, listener: Listener = SILENT, *, on_text: Callable[[str], None] | None = None
 ) -> "Generated":
     """Generate a text. Raises InputError before a model is loaded."""
     sampling = replace(
@@ -99,9 +91,7 @@ def prompt_text(prompt: str) -> str:
     return text
 
 
-async def _generate(
-    parts: EngineParts, chain: "Generated", sampling: SamplingParams, *, until_done: bool
-) -> None:
+async def _generate(parts: EngineParts, chain: "Generated", sampling: SamplingParams, *, until_done: bool) -> None:
     """Send one request, or further ones until the text ends."""
     token_ids, context_tokens = chain.prompt_ids, chain.context_tokens
     async with parts.engine() as engine:
@@ -168,9 +158,13 @@ class Generated:
     stats: SchedulerStats
 
     def __init__(
-        self, parts: EngineParts, tokenizer: Tokenizer, prompt_ids: list[int],
-        stop_strings: tuple[str, ...], on_text: Callable[[str], None] | None,
-    ) -> None:  # fmt: skip
+        self,
+        parts: EngineParts,
+        tokenizer: Tokenizer,
+        prompt_ids: list[int],
+        stop_strings: tuple[str, ...],
+        on_text: Callable[[str], None] | None,
+    ) -> None:
         self.prompt_ids = prompt_ids
         self.scores: list[ScoredToken] = []
         self.requests = self.tokens = 0
@@ -254,9 +248,7 @@ def rank_choices(settings: GenerateSettings, listener: Listener = SILENT) -> lis
     joints = [math.fsum(each) for each in scores]
     ranked = [
         RankedChoice(choice, len(each), joint, confidence(each), share)
-        for choice, each, joint, share in zip(
-            settings.choices, scores, joints, shares(joints), strict=True
-        )
+        for choice, each, joint, share in zip(settings.choices, scores, joints, shares(joints), strict=True)
     ]
     return sorted(ranked, key=lambda each: each.joint_logprob, reverse=True)
 
@@ -307,9 +299,7 @@ def _question(content: Any, where: str) -> LabelledPrompt:
     return LabelledPrompt(prompt, tuple(choices), choices.index(answer))
 
 
-async def _scores(
-    parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Sequence[str]
-) -> list[list[float]]:
+async def _scores(parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Sequence[str]) -> list[list[float]]:
     """Log-probabilities of the tokens of each choice after the text."""
     prompt_ids = tokenizer.encode(text)
     scores = []
@@ -325,9 +315,7 @@ async def _scores(
     return scores
 
 
-def continuation_ids(
-    tokenizer: Tokenizer, text: str, prompt_ids: Sequence[int], choice: str
-) -> list[int]:
+def continuation_ids(tokenizer: Tokenizer, text: str, prompt_ids: Sequence[int], choice: str) -> list[int]:
     """The tokens of a choice after the prompt; raises InputError for a choice without a token.
 
     The choice is tokenized alone only if the prompt's tokens would change beside it.

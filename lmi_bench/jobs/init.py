@@ -114,9 +114,7 @@ def _stated(settings: InitSettings) -> dict[str, str]:
         shown = redact_text(target)
         by_target = _KIND_OF_TARGET.get(kind_of(target), "engine")
         if by_target == "engine" and target != scenarios.ENGINE_TARGET:
-            raise InputError(
-                f"--target {shown}: write engine, sim:INSTANCE, sagemaker:NAME or a URL"
-            )
+            raise InputError(f"--target {shown}: write engine, sim:INSTANCE, sagemaker:NAME or a URL")
         if kind not in (None, by_target):
             raise InputError(f"--kind {kind} excludes --target {shown}")
         kind = by_target
@@ -133,9 +131,7 @@ def _known_kind(answer: str) -> dict[str, Any]:
     return {"kind": answer, **({"target": scenarios.ENGINE_TARGET} if answer == "engine" else {})}
 
 
-def _with_answer(
-    known: Mapping[str, Any], kind: str, question: Question, answer: str
-) -> dict[str, Any]:
+def _with_answer(known: Mapping[str, Any], kind: str, question: Question, answer: str) -> dict[str, Any]:
     """The fields with one more answer; raises InputError for one that cannot be used."""
     named = map(_SECRET_NAME.search, re.findall(r"[?&;]([^=&;#]+)=", answer))
     if redact_text(answer) != answer or any(named):
@@ -193,14 +189,11 @@ def _check(scenario: scenarios.Scenario, kind: str, place: str) -> None:
             f"Face folder, not {model!r}"
         )
     if kind == "plan" and model == scenarios.DEFAULT_MODEL:  # a scenario's model if none is stated
-        raise InputError(
-            f"{scenarios.DEFAULT_MODEL} is for the bundled engine: name the model to plan for"
-        )
+        raise InputError(f"{scenarios.DEFAULT_MODEL} is for the bundled engine: name the model to plan for")
     positions = DEMO_POSITIONS if is_demo else find_model(str(folder)).max_positions
     if (tokens := longest_request(scenario)) > positions:
         raise InputError(
-            f"a request of {tokens:,} tokens exceeds the {positions:,} positions of {model}: give "
-            "shorter lengths"
+            f"a request of {tokens:,} tokens exceeds the {positions:,} positions of {model}: give shorter lengths"
         )
     if kind == "simulated":
         open_bench(scenario)

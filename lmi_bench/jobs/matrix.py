@@ -23,18 +23,11 @@ from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.sweep import RunSettings, SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.result import SweepResult, finished_run
-from lmi_bench.jobs.sweep.run import (
-    SweepOptions,
-    read_options,
-    refuse_without_effect,
-    sweep_scenario,
-)
+from lmi_bench.jobs.sweep.run import SweepOptions, read_options, refuse_without_effect, sweep_scenario
 from lmi_bench.report.live import REPORT_FILE
 from lmi_bench.targets.bench import Access
 
-_TARGET_FIELDS = {
-    "instance": "instance", "price_per_hour": "usd_per_hour", "api_key_env": "api_key_env",
-}  # fmt: skip
+_TARGET_FIELDS = {"instance": "instance", "price_per_hour": "usd_per_hour", "api_key_env": "api_key_env"}
 
 
 class _MatrixFile(Section):
@@ -128,9 +121,7 @@ def _payload(entry: str | dict[str, Any], base: Path) -> dict[str, Any]:
     return fields
 
 
-def _cell(
-    path: Path, target: dict[str, Any], payload: dict[str, Any], defaults: Mapping[str, Any]
-) -> Cell:
+def _cell(path: Path, target: dict[str, Any], payload: dict[str, Any], defaults: Mapping[str, Any]) -> Cell:
     own = ("name", *_TARGET_FIELDS)
     stated = {name: value for name, value in target.items() if name not in own}
     fields = _merged(_merged(defaults, payload), stated)
@@ -186,9 +177,7 @@ class MatrixResult:
 
 
 def run_matrix(
-    settings: SweepSettings,
-    listener: Listener = SILENT,
-    on_cell: OnCell = lambda _name, _result: None,
+    settings: SweepSettings, listener: Listener = SILENT, on_cell: OnCell = lambda _name, _result: None
 ) -> MatrixResult:
     """Run every cell that is not finished; a failed cell does not stop the others.
 
@@ -203,9 +192,7 @@ def run_matrix(
     refuse_without_effect(settings, *(each.scenario.with_overrides(overrides) for each in cells))
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
     if folder.exists() and not run.resume:
-        raise InputError(
-            f"{folder} exists: name another folder with --out, or continue it with --resume"
-        )
+        raise InputError(f"{folder} exists: name another folder with --out, or continue it with --resume")
     folder.mkdir(parents=True, exist_ok=True)
     for each in cells:
         each.state = _state(folder / each.folder)
@@ -257,9 +244,8 @@ def _check(run: RunSettings, overrides: Mapping[str, Any], *, is_named: bool) ->
 
 
 def _run_cell(
-    folder: Path, cell: Cell, scenario: Scenario, options: SweepOptions, others: Sequence[Cell],
-    listener: Listener,
-) -> SweepResult:  # fmt: skip
+    folder: Path, cell: Cell, scenario: Scenario, options: SweepOptions, others: Sequence[Cell], listener: Listener
+) -> SweepResult:
     """Sweep a cell for the money that the others left."""
     run_folder = folder / cell.folder
     budget = options.budget
@@ -278,11 +264,7 @@ def _run_cell(
             raise InputError(f"target {cell.target}: the variable {cell.api_key_env} is not set")
         access = Access(key, access.headers)
     return sweep_scenario(
-        scenario,
-        replace(options, budget=budget, access=access),
-        listener,
-        out=run_folder,
-        resume=run_folder.exists(),
+        scenario, replace(options, budget=budget, access=access), listener, out=run_folder, resume=run_folder.exists()
     )
 
 

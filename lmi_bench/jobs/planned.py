@@ -39,13 +39,9 @@ OF_A_TRACE = "a copy's capacity is that of a trace's lengths and mean rate, not 
 _SEED = 20_261_121  # of lengths that are drawn from distributions
 
 
-def planned_setup(
-    model: str, instance: str, tensor_parallel: int, dtype: str | None = None
-) -> Setup:
+def planned_setup(model: str, instance: str, tensor_parallel: int, dtype: str | None = None) -> Setup:
     """One copy of a model on a machine; None for dtype: the checkpoint's, at most 16 bits."""
-    return Setup(
-        find_model(model), find_instance(instance), tensor_parallel, planned_dtype(model, dtype)
-    )
+    return Setup(find_model(model), find_instance(instance), tensor_parallel, planned_dtype(model, dtype))
 
 
 def model_notes(model: str, dtype: str | None) -> tuple[str, ...]:
@@ -53,9 +49,7 @@ def model_notes(model: str, dtype: str | None) -> tuple[str, ...]:
     return tuple(filter(None, (model_note(model), dtype_note(model, dtype))))
 
 
-def planned_workload(
-    model: str, dtype: str | None, input_tokens: int, output_tokens: int
-) -> Workload:
+def planned_workload(model: str, dtype: str | None, input_tokens: int, output_tokens: int) -> Workload:
     """Equal requests of a model; None for dtype: the checkpoint's, at most 16 bits."""
     return Workload(find_model(model), planned_dtype(model, dtype), input_tokens, output_tokens)
 
@@ -88,8 +82,7 @@ def planned_speculation(settings: DraftSettings, shape: ModelShape) -> Speculati
     if draft is None:
         if draft_tokens is not None or acceptance is not None:
             raise InputError(
-                "--draft-tokens and --draft-acceptance need speculative decoding: add --draft "
-                "ngram or --draft MODEL"
+                "--draft-tokens and --draft-acceptance need speculative decoding: add --draft ngram or --draft MODEL"
             )
         return None
     own = draft == OWN_LAYER
@@ -120,9 +113,7 @@ def _measured(folder: Path) -> tuple[float, int]:
     run = load_run(folder)
     engine = run.manifest.scenario.engine
     if engine.draft is None:
-        raise InputError(
-            f"--draft-acceptance {folder}: a run without speculation; sweep with --draft"
-        )
+        raise InputError(f"--draft-acceptance {folder}: a run without speculation; sweep with --draft")
     drafted = accepted = 0
     for line in run.levels:
         done: Any = line.engine or {}
@@ -153,9 +144,12 @@ def purchase_of(settings: recommend.RecommendSettings) -> Purchase:
 def requirements_of(settings: recommend.RecommendSettings) -> Requirements:
     """The limits on the fleet."""
     return Requirements(
-        settings.min_throughput, settings.max_usd_per_hour, settings.max_usd_per_month,
-        settings.max_usd_per_1m, settings.region,
-    )  # fmt: skip
+        settings.min_throughput,
+        settings.max_usd_per_hour,
+        settings.max_usd_per_month,
+        settings.max_usd_per_1m,
+        settings.region,
+    )
 
 
 def first_dtype(settings: recommend.AxisSettings) -> str | None:
@@ -191,12 +185,19 @@ def _on_off(word: str) -> bool:
 
 
 _AXES: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {  # fields with their option
-    "dtype": ("dtype", str), "kv_dtype": ("kv_dtype", str), "max_batch_size": ("max_batch", int),
-    "max_prefill_tokens": ("prefill_tokens", int), "chunked_prefill": ("chunked_prefill", _on_off),
-    "memory_share": ("memory_share", float), "cuda_graphs": ("graphs", _on_off),
-    "copies": ("replicas", int), "expert_parallel": ("ep", _on_off),
-    "dp_attention": ("dp_attention", _on_off), "pipeline": ("pp", int), "hosts": ("hosts", int),
-}  # fmt: skip
+    "dtype": ("dtype", str),
+    "kv_dtype": ("kv_dtype", str),
+    "max_batch_size": ("max_batch", int),
+    "max_prefill_tokens": ("prefill_tokens", int),
+    "chunked_prefill": ("chunked_prefill", _on_off),
+    "memory_share": ("memory_share", float),
+    "cuda_graphs": ("graphs", _on_off),
+    "copies": ("replicas", int),
+    "expert_parallel": ("ep", _on_off),
+    "dp_attention": ("dp_attention", _on_off),
+    "pipeline": ("pp", int),
+    "hosts": ("hosts", int),
+}
 
 
 def workload_of(scenario: Scenario, source: str, shape: ModelShape, dtype: str) -> Workload:
@@ -236,9 +237,7 @@ def prompt_fields(settings: PredictSettings | recommend.RecommendSettings) -> di
     return {name: getattr(settings, name) for name in names} | more
 
 
-def with_prefix_hits(
-    workload: Workload, settings: recommend.RecommendSettings, load: Load | None
-) -> Workload:
+def with_prefix_hits(workload: Workload, settings: recommend.RecommendSettings, load: Load | None) -> Workload:
     """The workload with the stated share of cached prompt tokens, or the traffic of that load."""
     if workload.traffic is not None:
         rate_per_s = None if load is None else load.rate_per_s
@@ -249,9 +248,7 @@ def with_prefix_hits(
     return replace(workload, cached_tokens=cached)
 
 
-def _kinds(
-    scenario: Scenario, source: str, planned: PlannedPrompts | None
-) -> Iterator[RequestKind]:
+def _kinds(scenario: Scenario, source: str, planned: PlannedPrompts | None) -> Iterator[RequestKind]:
     workload = scenario.workload
     if workload.conversations is not None or workload.dataset is not None:
         raise InputError(

@@ -109,9 +109,7 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
         profile = replace(BUNDLED_CPU_PRIOR, cache_tokens=settings.kv_tokens)
     local = (profile.machine or probe_machine()).instance() if is_local else None
     machine = local or find_instance(settings.instance)
-    warnings = profile.warnings_for(
-        accelerator=machine.accelerator.name, engine_version=settings.engine_version
-    )
+    warnings = profile.warnings_for(accelerator=machine.accelerator.name, engine_version=settings.engine_version)
     shape = find_model(settings.model)
     setup = Setup(
         shape,
@@ -128,9 +126,7 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
         hosts=None if settings.hosts == 1 else settings.hosts,
     )
     if split.split and settings.tensor_parallel is None:
-        raise InputError(
-            f"{split.split}: add --tp, the devices that a copy or a stage is split over"
-        )
+        raise InputError(f"{split.split}: add --tp, the devices that a copy or a stage is split over")
     parallelism = split.parallelism(machine, setup.tensor_parallel)
     if (gbps := settings.network_gbps) is not None:
         parallelism = replace(parallelism, network_bytes_per_s=gbps * _GIGABIT_BYTES)
@@ -184,17 +180,19 @@ def _cells(blank: Prediction) -> Iterator[MeasuredLevel]:
         yield under_load(setup, blank.profile, Load(rate_per_s=rate))
 
 
-def _setup(
-    blank: Prediction, input_tokens: int, output_tokens: int, cached_tokens: int
-) -> MeasuredLevel:
+def _setup(blank: Prediction, input_tokens: int, output_tokens: int, cached_tokens: int) -> MeasuredLevel:
     """Requests of these lengths on the set-up, under one user."""
     workers = blank.settings.workers
     return MeasuredLevel(
-        blank.setup, input_tokens=input_tokens, output_tokens=output_tokens,
-        load=Load(1), num_requests=1, cached_tokens=cached_tokens,
+        blank.setup,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        load=Load(1),
+        num_requests=1,
+        cached_tokens=cached_tokens,
         replicas=blank.settings.replicas if workers is None else workers[1],
         prefill=_prefill_pool(blank.settings, blank.setup),
-    )  # fmt: skip
+    )
 
 
 def _simulated(blank: Prediction, scenario: Scenario, listener: Listener) -> Prediction:

@@ -73,8 +73,7 @@ class Advice:
         content["profile_document"] = json.loads(profile_to_json(self.basis.profile))
         names = ("instance", "instances", "tensor_parallel")
         content["frontier"] = [
-            {name: getattr(each, name) for name in names}
-            | {"setting": each.setting.describe() or None}
+            {name: getattr(each, name) for name in names} | {"setting": each.setting.describe() or None}
             for each in self.frontier
         ]
         if self.sensitivity:
@@ -96,9 +95,7 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     basis = basis_of(settings, listener)
     request, without_image = with_images(settings, _request(settings, basis))
     span = None if settings.vary is None else parse_range(settings.vary)
-    answer = rank(
-        request, progress=lambda text, share: listener.progress(text, round(100 * share), 100)
-    )
+    answer = rank(request, progress=lambda text, share: listener.progress(text, round(100 * share), 100))
     if settings.axes.hosts is None and request.profile.name.lower() in SPLITTING_ENGINES:
         request, answer = _over_hosts(request, answer, listener)
     best = tuple(frontier(request, answer.candidates))
@@ -115,9 +112,7 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
         listener.progress("the cheapest layout of every load", 100, 100)
         variation = vary_rate(request, *span)
     rejected = (*answer.rejected, *without_image)
-    answer = replace(answer, accuracy=basis.accuracy, rejected=rejected).with_caveats(
-        lengths_assumed=basis.assumed
-    )
+    answer = replace(answer, accuracy=basis.accuracy, rejected=rejected).with_caveats(lengths_assumed=basis.assumed)
     other = None
     if settings.profile is None and basis.accuracy is None and answer.recommended is not None:
         other = _by_other_profile(request, answer)
@@ -140,31 +135,22 @@ def _over_hosts(
     return request, answer
 
 
-def _by_other_profile(
-    request: RecommendRequest, answer: Recommendation
-) -> tuple[str, Candidate | None] | None:
+def _by_other_profile(request: RecommendRequest, answer: Recommendation) -> tuple[str, Candidate | None] | None:
     """The same question to the other vLLM profile, for the best machines of the answer."""
-    name = next(
-        one for one in VLLM_PROFILES if SHIPPED[one].provenance != request.profile.provenance
-    )
+    name = next(one for one in VLLM_PROFILES if SHIPPED[one].provenance != request.profile.provenance)
     named = (each.instance.rpartition(" x ")[2] for each in answer.candidates)  # of several hosts
     ranked = list(dict.fromkeys(named))[:_SAME_MACHINES]
     machines = tuple(one for one in request.instances or () if one.instance_type in ranked)
     host = ("host_cache_bytes", "host_bytes_per_s")
     profile = replace(SHIPPED[name], **{each: getattr(request.profile, each) for each in host})
-    asked = replace(
-        request, profile=profile, instances=machines, simulate_long=False,
-        simulated_copies=_SAME_MACHINES,
-    )  # fmt: skip
+    asked = replace(request, profile=profile, instances=machines, simulate_long=False, simulated_copies=_SAME_MACHINES)
     try:
         return name, rank(asked, intervals=False).recommended
     except InputError:  # it does not load the model
         return None
 
 
-def with_images(
-    settings: RecommendSettings, request: RecommendRequest
-) -> tuple[RecommendRequest, list[Rejection]]:
+def with_images(settings: RecommendSettings, request: RecommendRequest) -> tuple[RecommendRequest, list[Rejection]]:
     """The request without SageMaker machines that no image of the engine runs on, and these."""
     if settings.price_list.platform != "sagemaker":
         return request, []
@@ -172,8 +158,7 @@ def with_images(
     problems = {
         each.instance_type: problem
         for each in request.instances or ()
-        if each.instance_type.startswith("ml.")
-        and (problem := machine_problem({engine}, each)) is not None
+        if each.instance_type.startswith("ml.") and (problem := machine_problem({engine}, each)) is not None
     }
     kept = tuple(one for one in request.instances or () if one.instance_type not in problems)
     if not kept:
@@ -186,22 +171,28 @@ def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
     load, shape = _load(settings, basis), basis.workload.shape
     return RecommendRequest(
-        workload=planned.with_prefix_hits(basis.workload, settings, load), profile=basis.profile,
-        engine_version=settings.engine_version, load=load,
+        workload=planned.with_prefix_hits(basis.workload, settings, load),
+        profile=basis.profile,
+        engine_version=settings.engine_version,
+        load=load,
         slos=tuple(parse_slo(text) for text in settings.slo or basis.slos),
         objective=cast("Objective", settings.objective),
         instances=planned.repriced(basis.instances, settings.price_list),
-        degrees=settings.tensor_parallel or None, blended_ratio=settings.blended_ratio,
-        discount=settings.discount, seed=settings.seed, purchase=planned.purchase_of(settings),
+        degrees=settings.tensor_parallel or None,
+        blended_ratio=settings.blended_ratio,
+        discount=settings.discount,
+        seed=settings.seed,
+        purchase=planned.purchase_of(settings),
         availability=parse_availability(settings.availability),
         requirements=planned.requirements_of(settings),
         routing=cast("Routing", settings.router.replace("_", "-")),
-        simulate_long=True, measured=basis.measured, calibrated=basis.accuracy is not None,
+        simulate_long=True,
+        measured=basis.measured,
+        calibrated=basis.accuracy is not None,
         settings=settings_of(
-            planned.engine_axes(settings.axes, shape),
-            dtype=basis.workload.dtype, profile=basis.profile, shape=shape,
+            planned.engine_axes(settings.axes, shape), dtype=basis.workload.dtype, profile=basis.profile, shape=shape
         ),
-    )  # fmt: skip
+    )
 
 
 def _load(settings: RecommendSettings, basis: "Basis") -> Load | None:
@@ -297,8 +288,7 @@ def _from_profile(settings: RecommendSettings) -> Basis:
         missing = [flag for flag, value in named.items() if value is None]
         verb = "is" if len(missing) == 1 else "are"
         raise InputError(
-            f"{', '.join(missing)} {verb} missing: give a run folder, or --model, --input-tokens "
-            "and --output-tokens"
+            f"{', '.join(missing)} {verb} missing: give a run folder, or --model, --input-tokens and --output-tokens"
         )
     dtype = planned.first_dtype(settings.axes)
     notes = (default_note(settings.profile), *planned.model_notes(model, dtype))
@@ -317,8 +307,7 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
     for run in runs:
         if not run.levels:
             raise InputError(
-                f"{run.path} has no finished level to calibrate on: sweep again, or continue it "
-                "with --resume"
+                f"{run.path} has no finished level to calibrate on: sweep again, or continue it with --resume"
             )
     measured_model = _measured_model(settings, runs)
     measured_shape = find_model(measured_model)
@@ -371,9 +360,7 @@ def _measured_model(settings: RecommendSettings, runs: list[Run]) -> str:
             known[name] = find_model(name).name
         except InputError as exc:
             if settings.model is None:
-                raise InputError(
-                    f"{run.path}: {exc} That is the server's name for it: add --model NAME."
-                ) from exc
+                raise InputError(f"{run.path}: {exc} That is the server's name for it: add --model NAME.") from exc
             known[settings.model] = find_model(settings.model).name
     if len(set(known.values())) > 1:
         raise InputError(
@@ -383,9 +370,7 @@ def _measured_model(settings: RecommendSettings, runs: list[Run]) -> str:
     return next(iter(known))
 
 
-def _loads(
-    placed: list[from_run.PlacedRun], workload: Workload, listener: Listener
-) -> list[MeasuredLoad]:
+def _loads(placed: list[from_run.PlacedRun], workload: Workload, listener: Listener) -> list[MeasuredLoad]:
     """Measured loads of the workload's weight format; other formats have other timing."""
     found = [
         load
@@ -394,9 +379,7 @@ def _loads(
         for load in loads_from_run(each, workload)
     ]
     if found:
-        listener.note(
-            f"{len(found)} measured load(s) of random arrivals are compared with the SLOs"
-        )
+        listener.note(f"{len(found)} measured load(s) of random arrivals are compared with the SLOs")
     return found
 
 
@@ -420,9 +403,7 @@ def _placed(
         )
     machine, _, degree = str(name).partition(":")
     if degree and not (degree.isdigit() and int(degree) >= 1):
-        raise InputError(
-            f"--measured-on {name}: write INSTANCE or INSTANCE:TP, such as {machine}:4"
-        )
+        raise InputError(f"--measured-on {name}: write INSTANCE or INSTANCE:TP, such as {machine}:4")
     return from_run.PlacedRun(run, find_instance(machine), int(degree) if degree else None)
 
 
@@ -470,15 +451,19 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
             listener.note(text)
         request = RecommendRequest(
             planned.planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
-            find_profile(settings.profile), load=Load(rate_per_s=each.rate_per_s),
-            slos=tuple(parse_slo(text) for text in each.slo), instances=tuple(machines),
+            find_profile(settings.profile),
+            load=Load(rate_per_s=each.rate_per_s),
+            slos=tuple(parse_slo(text) for text in each.slo),
+            instances=tuple(machines),
             degrees=settings.tensor_parallel or None,
-        )  # fmt: skip
+        )
         request, without_image = with_images(settings, request)
         for one in without_image if names and index == 0 else ():
             listener.note(f"{one.instance_type} is left out: {one.reason}")
         members.append(member_of(name, request))
     return share_machines(
-        members, machines, purchase=planned.purchase_of(settings),
+        members,
+        machines,
+        purchase=planned.purchase_of(settings),
         availability=parse_availability(settings.availability),
-    )  # fmt: skip
+    )

@@ -93,9 +93,7 @@ def compare(settings: results.CompareSettings, listener: Listener = SILENT) -> C
     if not are_paired(first, second):
         seeds = " and ".join(str(run.manifest.scenario.seed) for run in (first, second))
         listener.note(f"seeds {seeds}: the requests differ, so they are compared without pairs")
-    return Comparison(
-        settings.a, settings.b, compare_runs(first, second), scaling_efficiency(first, second)
-    )
+    return Comparison(settings.a, settings.b, compare_runs(first, second), scaling_efficiency(first, second))
 
 
 _MAX_REGRESSION = "5%"
@@ -126,9 +124,7 @@ def gate(settings: results.GateSettings) -> GateVerdict:
     run = load_run(settings.run)
     texts = settings.slo or tuple(run.manifest.scenario.slo)
     if not texts and settings.baseline is None and settings.rules is None:
-        raise InputError(
-            "nothing to check: give --slo ttft_p90<=1s, --rules, or --baseline with an earlier run"
-        )
+        raise InputError("nothing to check: give --slo ttft_p90<=1s, --rules, or --baseline with an earlier run")
     if settings.baseline is None and settings.max_regression is not None:
         raise InputError("--max-regression needs an earlier run: add --baseline RUN")
     cases: list[GateCase] = []
@@ -179,9 +175,7 @@ def import_results(
 _LEAST_SHARED = 16  # tokens of a cache block; shorter prefixes are chance or a template
 
 
-def workload_from(
-    settings: results.WorkloadFromSettings, listener: Listener = SILENT
-) -> tuple[Summary, Path | None]:
+def workload_from(settings: results.WorkloadFromSettings, listener: Listener = SILENT) -> tuple[Summary, Path | None]:
     """Read the source and write the scenario; raises InputError for one that cannot be read.
 
     Returns the summary, and the file of the daily curve if the source has one.
@@ -247,16 +241,12 @@ def of_traffic(traffic: Traffic) -> Summary:
     )
 
 
-def scenario_content(
-    found: Summary, *, name: str, model: str | None, growth: float = 1.0
-) -> dict[str, Any]:
+def scenario_content(found: Summary, *, name: str, model: str | None, growth: float = 1.0) -> dict[str, Any]:
     """The scenario as YAML holds it.
 
     growth  the peak rate is multiplied by it
     """
-    workload: dict[str, Any] = {
-        "mix": [kind.to_json() | {"share": round(kind.share, 6)} for kind in found.kinds]
-    }
+    workload: dict[str, Any] = {"mix": [kind.to_json() | {"share": round(kind.share, 6)} for kind in found.kinds]}
     if found.shared_tokens is not None and found.shared_tokens >= _LEAST_SHARED:
         shortest = min(kind.input_tokens for kind in found.kinds)
         workload["shared_prefix"] = min(found.shared_tokens, shortest - 1)

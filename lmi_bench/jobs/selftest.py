@@ -34,15 +34,23 @@ from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.loadgen.http.target import SPARE_DESCRIPTORS
 
 TRUTH_SERVER: Final = replace(
-    RECEIVER, path=RECEIVER.path.with_name("truth_server.c"), what="the truth server",
+    RECEIVER,
+    path=RECEIVER.path.with_name("truth_server.c"),
+    what="the truth server",
     flags=("-O2", "-w"),  # a program, not a library
-)  # fmt: skip
+)
 MAX_ERROR: Final = 0.01  # of TTFT and ITL, p50 and p99
 _TRUTH_MS: Final = 0.1  # a token leaves during the server's write, not at one instant
 FAULTS: Final = (
-    "ok", "broken_stream", "timeout", "malformed_frame", "short_output", "throttled", "overloaded",
+    "ok",
+    "broken_stream",
+    "timeout",
+    "malformed_frame",
+    "short_output",
+    "throttled",
+    "overloaded",
     "server_error",
-)  # fmt: skip
+)
 """What the truth server sends in turn, as the records have to name it."""
 _TTFT_MS, _ITL_MS, _TOKENS = 200, 20, 64
 _STREAMS: Final = 16, 64, 256, 512, 1024, 2048, 4096
@@ -78,8 +86,10 @@ def selftest(settings: SelftestSettings, listener: Listener) -> SelfTest:
     checks: dict[str, Callable[[Path], Outcome]] = {
         "accuracy": partial(_accuracy, result, settings.streams, listener),
         "starved": partial(_starved, result),
-        "faults": _faults, "kill and resume": _kill, "disk full": _disk_full,
-    }  # fmt: skip
+        "faults": _faults,
+        "kill and resume": _kill,
+        "disk full": _disk_full,
+    }
     for number, (name, check) in enumerate(checks.items()):
         listener.step(f"{name} ...")
         listener.progress(name, number, len(checks))
@@ -122,15 +132,23 @@ class _Examined(Silent):
 
 
 def _sweep(
-    url: str, folder: Path, streams: int, requests: int, *, timeout_s: float = _LIMIT_S,
-    listener: Listener = SILENT,
-) -> Run:  # fmt: skip
+    url: str, folder: Path, streams: int, requests: int, *, timeout_s: float = _LIMIT_S, listener: Listener = SILENT
+) -> Run:
     """The run of one level on the truth server."""
     found = sweep(
-        target=url, protocol="openai-chat", model="truth-model", concurrency=streams,
-        input_tokens=16, output_tokens=_TOKENS, requests_per_level=requests, warmup_requests=0,
-        timeout=timeout_s, max_errors="none", out=folder / f"run-{streams}", listener=listener,
-    )  # fmt: skip
+        target=url,
+        protocol="openai-chat",
+        model="truth-model",
+        concurrency=streams,
+        input_tokens=16,
+        output_tokens=_TOKENS,
+        requests_per_level=requests,
+        warmup_requests=0,
+        timeout=timeout_s,
+        max_errors="none",
+        out=folder / f"run-{streams}",
+        listener=listener,
+    )
     if found.interrupted:
         raise KeyboardInterrupt
     return load_run(found.folder)
@@ -161,11 +179,14 @@ def _measured(url: str, streams: int, folder: Path) -> _Measured:
     ttft_s = [at[0] - begin_s for at, begin_s in zip(times, sent_s, strict=True)]
     check, error, is_wrong = level.generator, 0.0, False
     for metric, values_s, true, bounds_ms in (
-        ("ttft", ttft_s, truth["ttft_from_arrival"],
-         (check.ttft_p50_error_bound_ms, check.ttft_error_bound_ms)),
-        ("itl", np.concatenate([*map(np.diff, times)]), truth["itl"],
-         (check.itl_p50_error_bound_ms, check.itl_error_bound_ms)),
-    ):  # fmt: skip
+        ("ttft", ttft_s, truth["ttft_from_arrival"], (check.ttft_p50_error_bound_ms, check.ttft_error_bound_ms)),
+        (
+            "itl",
+            np.concatenate([*map(np.diff, times)]),
+            truth["itl"],
+            (check.itl_p50_error_bound_ms, check.itl_error_bound_ms),
+        ),
+    ):
         for q, bound_ms in zip((50, 99), bounds_ms, strict=True):
             if level.of(metric).value(f"p{q}") is None:
                 continue  # withheld

@@ -49,9 +49,7 @@ def serve(
         raise InputError(f"--lmi-replies {settings.lmi_replies}: use one of {', '.join(_REPLIES)}")
     check = None
     if settings.require_signature:
-        check = credentials_check(
-            os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
-        )
+        check = credentials_check(os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY"))
     formatters = NO_FORMATTERS
     if settings.model_py is not None:  # runs before anything is loaded
         formatters = load_formatters(settings.model_py)
@@ -71,9 +69,7 @@ def serve(
         return asyncio.run(_serve(parts, settings, check, replies, on_ready, tracer))
 
 
-def _resolved(
-    settings: ServeSettings, listener: Listener
-) -> tuple[ServeSettings, EngineSection, bool | None]:
+def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSettings, EngineSection, bool | None]:
     """The settings completed by a container's file and the environment, the engine's, and
     whether the LMI routes stream (None: as a request says)."""
     stated = stated_settings(settings.model_options, settings.batching)
@@ -108,9 +104,7 @@ def _resolved(
             listener.note("SageMaker's paths answer as a TGI container's: in a list")
     engine = parse_scenario({"engine": {**_BOUND, **stated}}, source="serve").engine
     refuse_idle("bundled" if settings.instance is None else "simulated", options, engine)
-    found = replace(
-        settings, model=model or DEFAULT_MODEL, model_loading_timeout=timeout_s, lmi_replies=replies
-    )
+    found = replace(settings, model=model or DEFAULT_MODEL, model_loading_timeout=timeout_s, lmi_replies=replies)
     return found, engine, streams
 
 
@@ -124,9 +118,13 @@ def _load(settings: ServeSettings, engine: EngineSection, listener: Listener) ->
 
 
 async def _serve(
-    parts: EngineParts, settings: ServeSettings, check: SignatureCheck | None, replies: Replies,
-    on_ready: OnReady | None, trace: ChromeTrace | None,
-) -> tuple[EngineStats, tuple[str, ...]]:  # fmt: skip
+    parts: EngineParts,
+    settings: ServeSettings,
+    check: SignatureCheck | None,
+    replies: Replies,
+    on_ready: OnReady | None,
+    trace: ChromeTrace | None,
+) -> tuple[EngineStats, tuple[str, ...]]:
     name = parts.shape.name
 
     def listens(where: server.Listening) -> None:

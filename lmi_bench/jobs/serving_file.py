@@ -34,9 +34,13 @@ def model_py_of(path: Path | None) -> Path | None:
 
 
 def read_serving_file(
-    path: Path | None, environ: Mapping[str, str], *, simulated: bool, note: Callable[[str], None],
+    path: Path | None,
+    environ: Mapping[str, str],
+    *,
+    simulated: bool,
+    note: Callable[[str], None],
     djl_version: str | None,
-) -> BundledSettings:  # fmt: skip
+) -> BundledSettings:
     """The settings of `serve`; `note` is called with the origin of each value and each trap.
 
     djl_version  None: the newest in which all that the file says has an effect
@@ -109,12 +113,8 @@ def limits_from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, 
         if not text:
             continue
         if not text.isdecimal() or int(text) < 1:
-            raise InputError(
-                f"{variable}={text} in the environment: expected a whole number above 0"
-            )
+            raise InputError(f"{variable}={text} in the environment: expected a whole number above 0")
         if setting in found:
-            raise InputError(
-                f"{found[setting][0]} and {variable} are both set, and mean the same: unset one"
-            )
+            raise InputError(f"{found[setting][0]} and {variable} are both set, and mean the same: unset one")
         found[setting] = (variable, int(text))
     return found

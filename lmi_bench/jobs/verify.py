@@ -149,9 +149,7 @@ def _serving(candidate: Candidate) -> int:
     return availability.surviving(candidate.instances)
 
 
-def _overrides(
-    settings: VerifySettings, plan: SavedRecommendation, share: float, listener: Listener
-) -> dict[str, Any]:
+def _overrides(settings: VerifySettings, plan: SavedRecommendation, share: float, listener: Listener) -> dict[str, Any]:
     """The planned load as fields of a scenario: the rate, or the number of users."""
     question, candidate = plan.answer.question, plan.best
     slos, copies = list(question.slos), _serving(candidate) * candidate.copies
@@ -203,9 +201,7 @@ def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
     if speculation is not None and speculation.own:
         impossible.append(f"draft {speculation.draft_name}")
     if impossible:
-        raise InputError(
-            f"sim: cannot be set to the plan's {', '.join(impossible)}: verify on a real endpoint"
-        )
+        raise InputError(f"sim: cannot be set to the plan's {', '.join(impossible)}: verify on a real endpoint")
     found = {
         "engine.tensor_parallel": plan.best.tensor_parallel,
         "engine.dtype": dtype,
@@ -243,9 +239,7 @@ def known_profile(plan: SavedRecommendation, path: Path) -> EngineProfile:
     if path.exists():
         return profile_from_json(read_text(path))
     if plan.profile_document is None:
-        raise InputError(
-            f"the plan contains no profile: run recommend --json again, or put a profile at {path}"
-        )
+        raise InputError(f"the plan contains no profile: run recommend --json again, or put a profile at {path}")
     return profile_from_json(json.dumps(plan.profile_document))
 
 
@@ -268,8 +262,7 @@ def check_learnable(plan: SavedRecommendation, copies: float) -> None:
         )
     if unfitted := _stated(plan.best.setting, "speculation", "cuda_graphs"):
         raise InputError(
-            "--update-profile: the plan's engine differs from its profile in "
-            f"{', '.join(unfitted)}: verify without it"
+            f"--update-profile: the plan's engine differs from its profile in {', '.join(unfitted)}: verify without it"
         )
 
 
@@ -305,9 +298,7 @@ class Learned:
     refused: str | None = None
 
 
-def update(
-    plan: SavedRecommendation, run: Run, profile: EngineProfile, path: Path, *, contradicted: bool
-) -> Learned:
+def update(plan: SavedRecommendation, run: Run, profile: EngineProfile, path: Path, *, contradicted: bool) -> Learned:
     """Fit the profile to the run's level and write it; a run that cannot be fitted changes nothing.
 
     contradicted  too many figures lie outside, so the profile counts as less certain
@@ -320,9 +311,7 @@ def update(
     return Learned(path, changes, contradicted)
 
 
-def _fitted(
-    plan: SavedRecommendation, run: Run, profile: EngineProfile
-) -> tuple[EngineProfile, Changes]:
+def _fitted(plan: SavedRecommendation, run: Run, profile: EngineProfile) -> tuple[EngineProfile, Changes]:
     """The profile fitted to the run's level, and how its predictions of that level change."""
     shape, best = find_model(plan.model), plan.best
     name, setting = best.instance, best.setting

@@ -37,9 +37,7 @@ def sample_of(prompts: Prompts) -> str:
     return hashlib.sha256(repr(prompts.request(_SAMPLED, -1)).encode()).hexdigest()
 
 
-def work(
-    connect: str | None, api_key: str | None, headers: Sequence[str], tell: Callable[[str], None]
-) -> None:
+def work(connect: str | None, api_key: str | None, headers: Sequence[str], tell: Callable[[str], None]) -> None:
     """Send levels until the sweep closes the connection.
 
     connect  address of a sweep that listens; None: stdin and stdout lead to it

@@ -68,17 +68,13 @@ def make_new_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True)
     except OSError as exc:
-        raise InputError(
-            f"{path} cannot be created: {file_reason(exc)}; name another folder"
-        ) from exc
+        raise InputError(f"{path} cannot be created: {file_reason(exc)}; name another folder") from exc
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; InputError if it is missing, unreadable or invalid."""
     if not is_model_folder(folder):
-        raise InputError(
-            f"{folder} is not a folder with a readable config.json: give a Hugging Face model's"
-        )
+        raise InputError(f"{folder} is not a folder with a readable config.json: give a Hugging Face model's")
     return read_object(folder / "config.json")
 
 

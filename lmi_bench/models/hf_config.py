@@ -31,10 +31,7 @@ def read_table(name: str, package: str = "lmi_bench.models") -> tuple[dict[str, 
 
 _TABLE: Final = read_table("architectures.csv")
 ARCHITECTURES: Final[Mapping[str, str]] = {
-    name: row["family"]
-    for row in _TABLE
-    if row["field"] == "architectures"
-    for name in row["default"].split()
+    name: row["family"] for row in _TABLE if row["field"] == "architectures" for name in row["default"].split()
 }
 """The family of each supported value of config.json's `architectures`."""
 
@@ -55,8 +52,7 @@ def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
     if not architecture:
         named = ", ".join(_named(config)) or "not named in config.json"
         raise InputError(
-            f"model {name!r}: architecture {named} is not "
-            f"supported; lmi-bench has: {', '.join(ARCHITECTURES)}"
+            f"model {name!r}: architecture {named} is not supported; lmi-bench has: {', '.join(ARCHITECTURES)}"
         )
     text = config.get("text_config")  # of a model that reads images as well
     if architecture.endswith("ForConditionalGeneration") and isinstance(text, Mapping):
@@ -240,9 +236,7 @@ def _spec(read: _Reader, family: str, facts: Facts) -> DecoderSpec:
         facts["max_positions"] = _longest_context(facts["max_positions"], rope)
     facts["dense_layers"] = _dense_layers(read, facts)
     facts["tensors"] = {
-        field.removeprefix(_TENSOR): text or ""
-        for field, text in facts.items()
-        if field.startswith(_TENSOR)
+        field.removeprefix(_TENSOR): text or "" for field, text in facts.items() if field.startswith(_TENSOR)
     }
     fields = {each.name for each in dataclasses.fields(DecoderSpec)}
     used = {field: v for field, v in facts.items() if field in fields and v is not None}
@@ -257,9 +251,7 @@ def _dense_layers(read: _Reader, facts: Facts) -> tuple[int, ...]:
     wrong = not isinstance(named, list) or not all(type(each) is int for each in named)
     read.refuse(wrong or step < 1, f"mlp_only_layers {named!r} every {step} are not supported")
     layers = range(facts["num_layers"])
-    return tuple(
-        i for i in layers if i < facts.get("dense_count", 0) or i in named or (i + 1) % step
-    )
+    return tuple(i for i in layers if i < facts.get("dense_count", 0) or i in named or (i + 1) % step)
 
 
 def _longest_context(positions: int, rope: Mapping[str, Any]) -> int:
@@ -348,7 +340,12 @@ def _deepseek_v3(read: _Reader, facts: Facts) -> None:
 
 
 _OWN: Final[Mapping[str, Callable[[_Reader, Facts], None]]] = {
-    "falcon": _falcon, "gpt_oss": _gpt_oss, "glm4_moe": _sigmoid_experts,
-    "deepseek_v3": _deepseek_v3, "gemma": _gemma, "gemma2": _gemma, "gemma3": _gemma3,
-}  # fmt: skip
+    "falcon": _falcon,
+    "gpt_oss": _gpt_oss,
+    "glm4_moe": _sigmoid_experts,
+    "deepseek_v3": _deepseek_v3,
+    "gemma": _gemma,
+    "gemma2": _gemma,
+    "gemma3": _gemma3,
+}
 """What the table does not say of a family."""

@@ -24,10 +24,19 @@ Mlp = Literal["dense", "experts", "none"]
 
 # a word of a layer's type, the first that occurs; in Nemotron's files a layer is a mixer or an MLP
 _MIXERS: Final[Mapping[str, Mixer]] = {
-    "linear": "linear", "mamba": "linear", "recurrent": "linear", "conv": "linear", "M": "linear",
-    "sliding": "sliding", "chunk": "sliding", "local": "sliding", "moe": "none", "mlp": "none",
-    "-": "none", "E": "none",
-}  # fmt: skip
+    "linear": "linear",
+    "mamba": "linear",
+    "recurrent": "linear",
+    "conv": "linear",
+    "M": "linear",
+    "sliding": "sliding",
+    "chunk": "sliding",
+    "local": "sliding",
+    "moe": "none",
+    "mlp": "none",
+    "-": "none",
+    "E": "none",
+}
 _ALONE: Final[Mapping[str, Mlp]] = {"-": "dense", "mlp": "dense", "E": "experts", "moe": "experts"}
 _POSITIONS: Final = 131_072  # where the config states no length
 _CACHE_BYTES: Final = 2  # of a value of a window or convolution
@@ -86,9 +95,7 @@ class _Config:
         left_out = (each.split("=") for each in (self.family.get("defaults") or "").split())
         self.config = inner = {key: int(value) for key, value in left_out} | inner
         if inner.get("is_encoder_decoder"):
-            raise InputError(
-                f"model {name!r} has an encoder and a decoder: only decoders are planned"
-            )
+            raise InputError(f"model {name!r} has an encoder and a decoder: only decoders are planned")
         self.layers = self.count("layers") or len(self.listed("layer_types"))
         self.hidden, self.vocab = self.count("hidden"), self.count("vocab")
         if self.layers > MOST_LAYERS:
@@ -320,41 +327,48 @@ class _Config:
         mtp = self.count("mtp")
         mtp_mlp: Mlp = "dense" if self._is("mimo_v2_flash", "ernie4_5_moe") else mlps[-1]
         shape = ModelShape(
-            name=self.name, num_layers=self.layers, hidden_size=h, num_heads=self.heads,
-            num_kv_heads=self.heads if rank else kv_heads, head_dim=(key_dim + value_dim) // 2,
-            ffn_size=self.count("ffn", 4 * h), vocab_size=self.vocab,
+            name=self.name,
+            num_layers=self.layers,
+            hidden_size=h,
+            num_heads=self.heads,
+            num_kv_heads=self.heads if rank else kv_heads,
+            head_dim=(key_dim + value_dim) // 2,
+            ffn_size=self.count("ffn", 4 * h),
+            vocab_size=self.vocab,
             max_positions=self.count("positions", _POSITIONS),
-            params_total=rest + tower + looked_up + of_mlps[0], params_active=rest + of_mlps[1],
+            params_total=rest + tower + looked_up + of_mlps[0],
+            params_active=rest + of_mlps[1],
             tied_embeddings=bool(tied),
             sliding_window=self.count("window") if "sliding" in mixers else None,
-            full_attention_layers=own.count("full"), sliding_kv_heads=windowed[0],
-            sliding_head_dim=sum(windowed[1:]) // 2, experts=experts, experts_per_token=chosen,
+            full_attention_layers=own.count("full"),
+            sliding_kv_heads=windowed[0],
+            sliding_head_dim=sum(windowed[1:]) // 2,
+            experts=experts,
+            experts_per_token=chosen,
             expert_ffn_size=self.count("expert_ffn") if experts else 0,
             shared_experts=round(self.shared_ffn() / self.count("expert_ffn")) if experts else 0,
-            latent_kv_dim=rank and rank + self.count("qk_rope_head_dim"), source="config.json",
+            latent_kv_dim=rank and rank + self.count("qk_rope_head_dim"),
+            source="config.json",
             parallel_branches=all("none" in pair for pair in kinds),
             architecture=str((self.outer.get("architectures") or [""])[0]),
             cacheless_layers=self.layers - own.count("full") - own.count("sliding"),
-            state_bytes=states * self.linear()[1], encoder_params=tower + looked_up,
+            state_bytes=states * self.linear()[1],
+            encoder_params=tower + looked_up,
             mtp_layers=mtp,
             mtp_params=mtp * (self.attention("full") + self.mlp_params(mtp_mlp, experts)),
-        )  # fmt: skip
+        )
         return self._doubted(self._compressed(self._sparse(shape)), weight_bytes)
 
     def _sparse(self, shape: ModelShape) -> ModelShape:
         """Sparse attention: tokens that are read, and the FP8 index that selects them."""
         own, dim = self.config.get("sparse_attention_config") or {}, self.count("index_head_dim")
-        tokens = self.count("index_topk") or (
-            own.get("sparse_topk_blocks", 0) * own.get("sparse_block_size", 0)
-        )
+        tokens = self.count("index_topk") or (own.get("sparse_topk_blocks", 0) * own.get("sparse_block_size", 0))
         if not tokens:
             return shape
         types = [str(each) for each in self.listed("indexer_types") or ["full"]]
         values = (dim or own.get("sparse_index_dim", 0)) * types.count("full") / len(types) / 2
         layers = sum(own.get("sparse_attention_freq") or []) or shape.growing_layers
-        return replace(
-            shape, sparse_tokens=tokens, sparse_layers=layers, index_values=max(1, round(values))
-        )
+        return replace(shape, sparse_tokens=tokens, sparse_layers=layers, index_values=max(1, round(values)))
 
     def _compressed(self, shape: ModelShape) -> ModelShape:
         """DeepSeek-V4: a window of whole entries, and one entry for every 4 or 128 tokens."""
@@ -365,12 +379,16 @@ class _Config:
         kept = sum(1 / each for each in ratios) / self.layers
         indexed = ratios.count(least) / least / self.layers
         return replace(
-            shape, num_kv_heads=shape.num_heads, latent_kv_dim=max(1, round(size * kept)),
+            shape,
+            num_kv_heads=shape.num_heads,
+            latent_kv_dim=max(1, round(size * kept)),
             index_values=max(1, round(shape.index_values * indexed)),
-            sparse_tokens=shape.sparse_tokens * least, sparse_layers=self.layers,
-            full_attention_layers=self.layers, sliding_window=None,
+            sparse_tokens=shape.sparse_tokens * least,
+            sparse_layers=self.layers,
+            full_attention_layers=self.layers,
+            sliding_window=None,
             state_bytes=self.layers * self.count("window") * size * _CACHE_BYTES,
-        )  # fmt: skip
+        )
 
     def _doubted(self, shape: ModelShape, weight_bytes: int) -> ModelShape:
         """An architecture that is not known: by its tensors' bytes if the folder has them."""

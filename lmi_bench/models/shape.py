@@ -76,23 +76,17 @@ class ModelShape:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             if getattr(self, name) < 1:
-                raise InputError(
-                    f"model {self.name!r}: {name} must be at least 1, got {getattr(self, name)}"
-                )
+                raise InputError(f"model {self.name!r}: {name} must be at least 1, got {getattr(self, name)}")
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, int) and value > _LARGEST:
                 raise InputError(f"model {self.name!r}: {each.name} cannot be {value:.0e}")
         if self.num_heads % self.num_kv_heads:
             raise InputError(
-                f"model {self.name!r}: {self.num_heads} query heads cannot share "
-                f"{self.num_kv_heads} KV heads evenly"
+                f"model {self.name!r}: {self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly"
             )
         if self.experts and not 1 <= self.experts_per_token <= self.experts:
-            raise InputError(
-                f"model {self.name!r}: {self.experts_per_token} experts per token out of "
-                f"{self.experts}"
-            )
+            raise InputError(f"model {self.name!r}: {self.experts_per_token} experts per token out of {self.experts}")
 
     @property
     def is_moe(self) -> bool:

@@ -155,11 +155,7 @@ class DecoderSpec:
     def shape(self, name: str) -> ModelShape:
         """The sizes from which memory, reads and FLOP follow."""
         sliding = [window for window in self.windows if window is not None]
-        shared = {
-            field.name: getattr(self, field.name)
-            for field in fields(ModelShape)
-            if hasattr(self, field.name)
-        }
+        shared = {field.name: getattr(self, field.name) for field in fields(ModelShape) if hasattr(self, field.name)}
         return ModelShape(
             name=name,
             **shared,

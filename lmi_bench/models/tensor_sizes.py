@@ -70,10 +70,14 @@ class TensorSizes:
         key = self.shapes.get("key", (_KV_HEADS * _HEAD_DIM,))[0]
         head = math.gcd(_HEAD_DIM, math.gcd(query, key))
         return {
-            "num_hidden_layers": self.layers, "hidden_size": hidden, "vocab_size": vocab,
-            "num_attention_heads": query // head, "num_key_value_heads": key // head,
-            "head_dim": head, "intermediate_size": self.shapes.get("up", (4 * hidden,))[0],
-        }  # fmt: skip
+            "num_hidden_layers": self.layers,
+            "hidden_size": hidden,
+            "vocab_size": vocab,
+            "num_attention_heads": query // head,
+            "num_key_value_heads": key // head,
+            "head_dim": head,
+            "intermediate_size": self.shapes.get("up", (4 * hidden,))[0],
+        }
 
 
 def _header(path: Path) -> dict[str, _Tensor]:

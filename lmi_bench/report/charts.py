@@ -110,9 +110,7 @@ def chart_data(chart: Chart) -> dict[str, Any]:
             {key: getattr(curve, key) for key in of_run}
             | {
                 "knees": [
-                    (knee.load, rule_title(knee), knee.recommended)
-                    for knee in curve.knees
-                    if knee.load is not None
+                    (knee.load, rule_title(knee), knee.recommended) for knee in curve.knees if knee.load is not None
                 ]
             }
             for curve in chart.curves
@@ -127,9 +125,7 @@ def chart_data(chart: Chart) -> dict[str, Any]:
 Runs = Sequence[tuple[Curve, str]]
 
 
-def _chart(
-    name: str, runs: Runs, series: Sequence[Series], suffix: str = "", said: str = "", **more: Any
-) -> Chart:
+def _chart(name: str, runs: Runs, series: Sequence[Series], suffix: str = "", said: str = "", **more: Any) -> Chart:
     """The chart of this name, over the runs' load.
 
     suffix  tells charts of this name apart
@@ -144,10 +140,7 @@ def _chart(
 
 def _latency_throughput(runs: Runs) -> Chart:
     """What more load buys and what it costs: latency over throughput, level by level."""
-    series = [
-        replace(_series(run, LATENCY), x=_finite(run[0].values[THROUGHPUT]), statistic="")
-        for run in runs
-    ]
+    series = [replace(_series(run, LATENCY), x=_finite(run[0].values[THROUGHPUT]), statistic="") for run in runs]
     chart = _chart("latency-throughput", runs, series, has_knees=True)
     return replace(chart, x_title=_THROUGHPUT, over_load=False, limits=_limit(series))
 
@@ -162,9 +155,7 @@ def _percentiles(runs: Runs, suffix: str, row: Row) -> Chart:
     """A latency over load, by statistic."""
     metric, unit, several = row["metric"], row["unit"], len(runs) > 1
     drawn = (
-        _series(run, (metric, statistic))
-        for run in runs
-        for statistic in (("mean", "p90") if several else _STATISTICS)
+        _series(run, (metric, statistic)) for run in runs for statistic in (("mean", "p90") if several else _STATISTICS)
     )
     series = [each for each in drawn if set(each.y) != {None}]
     said = "; solid is the mean, dashed the p90." if several else ", by statistic."
@@ -201,9 +192,7 @@ def _slo_limits(runs: Runs, metric: str, unit: str) -> Limits:
     all_slos = {slo for curve, _ in runs for slo in curve.slos}
     slos = [slo for slo in all_slos if LATENCY_KEY[slo.metric] == metric]  # type: ignore[index]
     ordered = sorted(slos, key=lambda slo: (slo.limit_ms, slo.statistic))
-    return tuple(
-        (slo.limit_ms, f"SLO {slo.statistic} ≤ {number(slo.limit_ms)} {unit}") for slo in ordered
-    )
+    return tuple((slo.limit_ms, f"SLO {slo.statistic} ≤ {number(slo.limit_ms)} {unit}") for slo in ordered)
 
 
 def _top(series: Sequence[Series]) -> float:

@@ -74,9 +74,7 @@ def comparison_table(curves: Sequence[Curve]) -> Table | None:
     def cell(curve: Curve, load: float, *, of: tuple[str, str]) -> Cell:
         pairs = (zip(each.loads, each.values[of], strict=True) for each in (curve, base))
         value, first = (dict(each).get(load) for each in pairs)
-        judged = (
-            dict(zip(each.loads, each.valid, strict=True)).get(load) for each in (curve, base)
-        )
+        judged = (dict(zip(each.loads, each.valid, strict=True)).get(load) for each in (curve, base))
         if value is not None and False in judged:
             return Cell(number(value), "invalid or cut short in one of the runs", "warn")
         if value is None and curve is not base:

@@ -30,13 +30,15 @@ QUANTILES = (0, 0.01, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 
 BINS, LANES, SAMPLE, CANDIDATES = 40, 30, 200_000, 100
 _METRICS: tuple[Metric, ...] = ("ttft", "itl", "latency_per_token", "e2e")
 _PLAIN = (
-    "instance", "instances", "tensor_parallel", "replicas", "accelerator", "price_usd_per_hour",
+    "instance",
+    "instances",
+    "tensor_parallel",
+    "replicas",
+    "accelerator",
+    "price_usd_per_hour",
     "usd_per_1m_output_tokens",
-)  # fmt: skip
-_FIGURES = (
-    "throughput_tokens_per_s", "ttft_p90_ms", "itl_p50_ms", "latency_per_token_p90_ms",
-    "capacity_rate_per_s",
-)  # fmt: skip
+)
+_FIGURES = ("throughput_tokens_per_s", "ttft_p90_ms", "itl_p50_ms", "latency_per_token_p90_ms", "capacity_rate_per_s")
 _MEMORY = ("device_gib", "weights_gib", "kv_cache_gib")
 
 
@@ -107,14 +109,8 @@ def _roofline(
                 {
                     "name": name,
                     "batch": batch(speed.value, gap.value),
-                    "x": [
-                        roof.flop_per_byte(batch(speed.value, gap_ms))
-                        for gap_ms in (gap.value, gap.low, gap.high)
-                    ],
-                    "y": [
-                        each * roof.flop_per_token * tera
-                        for each in (speed.value, speed.low, speed.high)
-                    ],
+                    "x": [roof.flop_per_byte(batch(speed.value, gap_ms)) for gap_ms in (gap.value, gap.low, gap.high)],
+                    "y": [each * roof.flop_per_token * tera for each in (speed.value, speed.low, speed.high)],
                 }
                 for name, speed, gap in points
             ],
@@ -180,9 +176,7 @@ def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
         "load": line.load.value,
         "throughput": line.throughput_tokens_per_s,
         "quantiles": {
-            LATENCY_KEY[key]: np.quantile(values[key], QUANTILES).tolist()
-            for key in _METRICS
-            if values[key].size
+            LATENCY_KEY[key]: np.quantile(values[key], QUANTILES).tolist() for key in _METRICS if values[key].size
         },
         "bin_s": bin_s,
         "in_flight": (np.diff(busy_s) / bin_s).tolist(),
@@ -202,9 +196,7 @@ def _lanes(records: Sequence[RequestRecord], ends_s: Sequence[float]) -> Iterato
     lanes as it has requests at once."""
     ended_s: list[float] = []  # of each lane
     with_session = records[0].session is not None
-    rows = sorted(
-        zip(records, ends_s, strict=True), key=lambda row: (row[0].session or 0, row[0].sent_s)
-    )
+    rows = sorted(zip(records, ends_s, strict=True), key=lambda row: (row[0].session or 0, row[0].sent_s))
     session, first = None, 0  # and its first lane
     for record, end_s in rows if with_session else zip(records[:LANES], ends_s, strict=False):
         if not with_session or record.session != session:
@@ -222,6 +214,4 @@ def _lanes(records: Sequence[RequestRecord], ends_s: Sequence[float]) -> Iterato
 def _short(value: Any) -> Any:
     """The value with four digits a number; what is not finite becomes None."""
     content = json.dumps(value)
-    return json.loads(
-        content, parse_float=lambda text: float(f"{float(text):.4g}"), parse_constant=lambda _: None
-    )
+    return json.loads(content, parse_float=lambda text: float(f"{float(text):.4g}"), parse_constant=lambda _: None)

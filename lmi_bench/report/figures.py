@@ -55,8 +55,13 @@ def write_figures(view: ReportView, folder: Path, *, file_format: str = "png") -
 def _draw(axes: "Axes", chart: Chart) -> None:
     if chart.stacked:
         heights = [[value or 0.0 for value in series.y] for series in chart.series]
-        axes.stackplot(chart.loads, heights, labels=[series.statistic for series in chart.series],
-                       colors=[series.colour for series in chart.series], alpha=0.8)  # fmt: skip
+        axes.stackplot(
+            chart.loads,
+            heights,
+            labels=[series.statistic for series in chart.series],
+            colors=[series.colour for series in chart.series],
+            alpha=0.8,
+        )
     for series in () if chart.stacked else chart.series:
         if series.statistic in ("", "mean", "p90"):  # more lines cannot be told apart in print
             _draw_series(axes, chart, series)
@@ -69,8 +74,15 @@ def _draw(axes: "Axes", chart: Chart) -> None:
     for limit, text in chart.limits:
         if limit <= 3 * chart.top_ms:
             axes.axhline(limit, color=_LIMIT, linewidth=1, linestyle=":")
-            axes.annotate(text, (0.01, limit), xytext=(0, 3), xycoords=("axes fraction", "data"),
-                          textcoords="offset points", fontsize=8, color=_LIMIT)  # fmt: skip
+            axes.annotate(
+                text,
+                (0.01, limit),
+                xytext=(0, 3),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                fontsize=8,
+                color=_LIMIT,
+            )
     axes.set_xlabel(chart.x_title)
     axes.set_ylabel(chart.y_title)
     axes.set_ylim(bottom=0)
@@ -81,9 +93,7 @@ def _draw(axes: "Axes", chart: Chart) -> None:
 def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
     points = [
         (load, x, y)
-        for load, x, y, valid in zip(
-            series.curve.loads, series.x, series.y, series.curve.valid, strict=True
-        )
+        for load, x, y, valid in zip(series.curve.loads, series.x, series.y, series.curve.valid, strict=True)
         if x is not None and y is not None and valid
     ]
     # without mathtext, and not a label that matplotlib would leave out of the legend
@@ -94,15 +104,30 @@ def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
         axes.fill_between(x_ends, low, high, color=series.colour, alpha=0.13, linewidth=0)
     dashed = series.statistic == "p90" or (series.curve.simulated and not series.statistic)
     if points:
-        axes.plot([x for _, x, _ in points], [y for _, _, y in points], "--" if dashed else "-",
-                  color=series.colour, marker="o", markersize=5, linewidth=2,
-                  label=f"{label}, {series.statistic}" if series.statistic else label)  # fmt: skip
+        axes.plot(
+            [x for _, x, _ in points],
+            [y for _, _, y in points],
+            "--" if dashed else "-",
+            color=series.colour,
+            marker="o",
+            markersize=5,
+            linewidth=2,
+            label=f"{label}, {series.statistic}" if series.statistic else label,
+        )
     if chart.over_load:
         return
     for load, x, y in points:
-        axes.annotate(f"{load:g}", (x, y), textcoords="offset points", xytext=(-4, 6),
-                      ha="right", fontsize=8, color=_MUTED)  # fmt: skip
+        axes.annotate(
+            f"{load:g}", (x, y), textcoords="offset points", xytext=(-4, 6), ha="right", fontsize=8, color=_MUTED
+        )
         if any(knee.recommended and knee.load == load for knee in series.curve.knees):
-            axes.plot([x], [y], marker="D", markersize=10, color=series.colour,
-                      markeredgecolor=_INK, linestyle="none",
-                      label=f"recommended knee: {load:g}")  # fmt: skip
+            axes.plot(
+                [x],
+                [y],
+                marker="D",
+                markersize=10,
+                color=series.colour,
+                markeredgecolor=_INK,
+                linestyle="none",
+                label=f"recommended knee: {load:g}",
+            )

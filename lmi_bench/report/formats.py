@@ -103,17 +103,22 @@ def key_title(key: str) -> str:
     ['Throughput, tok/s', 'TTFT p90, ms', 'Price, USD/h']
     """
     units = {
-        "_tokens_per_s": "tok/s", "_ms_per_token": "ms/token", "_usd_per_hour": "USD/h",
-        "_usd_per_month": "USD/month", "_per_s": "req/s", "_ms": "ms", "_s": "s",
-        "_bytes": "bytes", "_gib": "GiB", "_frac": "share",
-    }  # fmt: skip
+        "_tokens_per_s": "tok/s",
+        "_ms_per_token": "ms/token",
+        "_usd_per_hour": "USD/h",
+        "_usd_per_month": "USD/month",
+        "_per_s": "req/s",
+        "_ms": "ms",
+        "_s": "s",
+        "_bytes": "bytes",
+        "_gib": "GiB",
+        "_frac": "share",
+    }
     suffix = next((each for each in units if key.endswith(each)), "")
     key, unit = key.removesuffix(suffix), units.get(suffix, "")
     acronyms = {"ttft", "itl", "tpot", "e2e", "kv", "slo", "usd", "gpu", "cpu"}
     statistics = {"p50", "p90", "p95", "p99"}
-    words = [
-        word.upper() if word in acronyms else word for word in key.replace("-", "_").split("_")
-    ]
+    words = [word.upper() if word in acronyms else word for word in key.replace("-", "_").split("_")]
     title = " ".join(word for word in words if word)
     if title and words[0] not in statistics:
         title = title[0].upper() + title[1:]

@@ -30,8 +30,12 @@ def gate_junit(cases: Sequence[GateCase]) -> str:
 
 def gate_markdown(cases: Sequence[GateCase], *, title: str) -> str:
     """A line with the verdict, and a table of the checks, misses first."""
-    lines = [f"## {title}: {gate_summary(cases)}", "", "| | level | check | measured | limit | |",
-             "|---|---|---|---:|---:|---|"]  # fmt: skip
+    lines = [
+        f"## {title}: {gate_summary(cases)}",
+        "",
+        "| | level | check | measured | limit | |",
+        "|---|---|---|---:|---:|---|",
+    ]
     lines += [
         f"| {_MARK[case.outcome]} | {case.level} | {case.name} | {case.measured} | "
         f"{case.limit} | {case.detail.translate(_CELL)} |"

@@ -11,9 +11,13 @@ from lmi_bench.report.table import NOTES, Cell, Field, Table, table_of
 _EMULATED = "emulated"
 _WORST = 3
 STAGES = {
-    "load_s": "loading, s", "quality_s": "quality, s", "sweep_s": "sweep, s",
-    "prepare_s": "weights, s", "devices": "devices", "device_s": "device-seconds",
-}  # fmt: skip
+    "load_s": "loading, s",
+    "quality_s": "quality, s",
+    "sweep_s": "sweep, s",
+    "prepare_s": "weights, s",
+    "devices": "devices",
+    "device_s": "device-seconds",
+}
 """Seconds of a variant's stages, with their titles; prepare_s: of writing quantized weights."""
 
 
@@ -71,9 +75,7 @@ class VariantResult:
     undecided: Sequence[str] = ()
 
 
-_VARIANT: Field[VariantResult] = Field(
-    "Variant", lambda each: Cell(each.name, each.kernels or ""), numeric=False
-)
+_VARIANT: Field[VariantResult] = Field("Variant", lambda each: Cell(each.name, each.kernels or ""), numeric=False)
 
 
 def optimization_tables(results: Sequence[VariantResult]) -> tuple[Table, ...]:
@@ -138,15 +140,9 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
         *(speed(f"tok/s at {load}", load, "throughput_tokens_per_s") for load in loads),
         speed(f"ms/token at {first}", first, "latency_ms_per_token_mean"),
         Field("tok/s against the baseline", lambda each: _ratio(each) or missing(each), "Speed"),
-        Field(
-            "USD/1M out",
-            lambda each: _EMULATED if each.emulated else usd(each.usd_per_1m_output),
-            "Price",
-        ),
+        Field("USD/1M out", lambda each: _EMULATED if each.emulated else usd(each.usd_per_1m_output), "Price"),
     )
-    return table_of(
-        "Variants side by side", fields, results, NOTES["variants"].format(results[-1].name)
-    )
+    return table_of("Variants side by side", fields, results, NOTES["variants"].format(results[-1].name))
 
 
 def _ratio(result: VariantResult) -> str:
@@ -162,9 +158,7 @@ def _errors(results: Sequence[VariantResult]) -> Table | None:
     worst = [
         (result.name, name, error)
         for result in results
-        for name, error in sorted(
-            result.quality.output_error_of_layer.items(), key=lambda item: -item[1]
-        )[:_WORST]
+        for name, error in sorted(result.quality.output_error_of_layer.items(), key=lambda item: -item[1])[:_WORST]
     ]
     if not worst:
         return None

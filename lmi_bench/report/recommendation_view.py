@@ -19,14 +19,35 @@ from lmi_bench.report.tables import fleets
 from lmi_bench.report.values import Facts, Headline, RecommendationView
 
 _PLACED = {
-    "recommended", "nearest", "missed", "candidates", "rejected", "warnings", "accuracy",
-    "sensitivity", "disaggregated", "vary", "frontier", "profile_document", "kinds",
-}  # fmt: skip
+    "recommended",
+    "nearest",
+    "missed",
+    "candidates",
+    "rejected",
+    "warnings",
+    "accuracy",
+    "sensitivity",
+    "disaggregated",
+    "vary",
+    "frontier",
+    "profile_document",
+    "kinds",
+}
 _PLACED_OF_CANDIDATE = {
-    "instance", "instances", "tensor_parallel", "replicas", "engine", "slos", "warnings", "reason",
-    "blended_3to1_as_published_reason", "setting", "estimated", "price_range_usd_per_hour",
+    "instance",
+    "instances",
+    "tensor_parallel",
+    "replicas",
+    "engine",
+    "slos",
+    "warnings",
+    "reason",
+    "blended_3to1_as_published_reason",
+    "setting",
+    "estimated",
+    "price_range_usd_per_hour",
     *fleets.PRICE_KEYS,
-}  # fmt: skip
+}
 _SHOWN_CANDIDATES = 12
 _SAME_PRICE = 0.005
 _SHORT_ANSWER = 4  # tokens of a class or a score: its price is that of the prompt
@@ -38,8 +59,10 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
     answer = Recommendation.from_json(content)
     chosen, listed = answer.recommended or answer.nearest, answer.candidates[:CANDIDATES]
     return RecommendationView(
-        anchor=anchor, title=f"Recommendation for {answer.question.model}",
-        subtitle=_subtitle(answer), why="" if chosen is None else chosen.reason,
+        anchor=anchor,
+        title=f"Recommendation for {answer.question.model}",
+        subtitle=_subtitle(answer),
+        why="" if chosen is None else chosen.reason,
         headline=_headline(answer, chosen),
         answer=() if chosen is None else tuple(answer_tiles(chosen, answer)),
         figures=None if chosen is None else _figures_table(chosen),
@@ -48,10 +71,12 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         unlisted=max(0, len(answer.candidates) - CANDIDATES),
         rejected=_rejected_groups(answer.rejected),
         more=tuple(_more_tables(answer, content.get("vary"))),
-        provenance=_provenance(content, chosen), warnings=answer.warnings,
-        explored=candidates_data(answer.candidates, chosen), rate_per_s=answer.question.rate_per_s,
+        provenance=_provenance(content, chosen),
+        warnings=answer.warnings,
+        explored=candidates_data(answer.candidates, chosen),
+        rate_per_s=answer.question.rate_per_s,
         roof=fleet_roofline(answer, chosen),
-    )  # fmt: skip
+    )
 
 
 def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
@@ -89,10 +114,7 @@ def answer_tiles(chosen: Candidate, answer: Recommendation) -> Iterator[Headline
         share, told = f"{prices.cached_share:.0%}", "as planned"
         if hit is not None:
             share, told = f"{hit.value:.1%}", f"{hit.low:.1%} to {hit.high:.1%}"
-        told += (
-            f"; 1M input tokens cost USD {prices.cached:,.3f} cached, "
-            f"{prices.computed:,.3f} computed"
-        )
+        told += f"; 1M input tokens cost USD {prices.cached:,.3f} cached, {prices.computed:,.3f} computed"
         yield Headline("Prefix cache", share, "of the prompt tokens found", told)
     yield from (_slo_tile(chosen, outlook) for outlook in chosen.slos)
     if found is not None and found.joint_attainment is not None and not found.reason:
@@ -174,10 +196,7 @@ def _flatten(content: Mapping[str, Any], left_out: set[str]) -> list[tuple[str, 
         if key in left_out or value in (None, [], {}, ""):
             continue
         if isinstance(value, Mapping):
-            items += [
-                (f"{key_title(key)}: {key_title(str(inner))}", plain(each))
-                for inner, each in value.items()
-            ]
+            items += [(f"{key_title(key)}: {key_title(str(inner))}", plain(each)) for inner, each in value.items()]
         else:
             items.append((key_title(key), plain(value)))
     return items
@@ -193,8 +212,7 @@ def _subtitle(answer: Recommendation) -> str:
 def planning_facts(content: Mapping[str, Any]) -> list[Facts]:
     """Sensitivity and frontier, as far as the file has them."""
     changes = (
-        (str(each.get("what") or "?"), str(each.get("text") or ""))
-        for each in _mappings(content, "sensitivity")
+        (str(each.get("what") or "?"), str(each.get("text") or "")) for each in _mappings(content, "sensitivity")
     )
     frontier = [
         (

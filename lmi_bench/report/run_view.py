@@ -25,11 +25,7 @@ from lmi_bench.report.tables import extras, levels
 from lmi_bench.report.values import THROUGHPUT, Band, Curve, Facts, Headline, RunView
 
 _PLACED = {"target", "commands", "scenario", "host", "versions"}
-_FIRST = {
-    "created_at": "Created",
-    "schema_version": "Schema version",
-    "scenario_hash": "Scenario hash",
-}
+_FIRST = {"created_at": "Created", "schema_version": "Schema version", "scenario_hash": "Scenario hash"}
 _Predicted = Metric | Literal["throughput"]
 _Sure = Mapping[int, Uncertainty | None]  # of each level, by its id
 CHART_METRICS: tuple[Metric, ...] = ("latency_per_token", "ttft", "itl", "e2e")
@@ -57,17 +53,22 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     stated = scenario.to_json()
     as_yaml = yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return RunView(
-        anchor=anchor, requests=sum(map(len, run.records or [])), subtitle=_subtitle(run.manifest),
+        anchor=anchor,
+        requests=sum(map(len, run.records or [])),
+        subtitle=_subtitle(run.manifest),
         headlines=tuple(each for each in headlines if each is not None),
         levels=levels.levels_table(axis, lines, marked, between),
-        details=levels.statistics_tables(axis, lines), knees=levels.knees_table(axis, knees),
+        details=levels.statistics_tables(axis, lines),
+        knees=levels.knees_table(axis, knees),
         slos=levels.slo_table(axis, lines, kept, scenario.slo, run.manifest.goodput or ()),
         generator=levels.generator_table(axis, lines),
         more=tuple(table for table in more if table is not None),
-        warnings=tuple(check_levels(lines)), environment=_environment(run.manifest),
-        scenario_yaml=as_yaml if stated else "", curve=_curve(run, label, curve, knees, sure),
+        warnings=tuple(check_levels(lines)),
+        environment=_environment(run.manifest),
+        scenario_yaml=as_yaml if stated else "",
+        curve=_curve(run, label, curve, knees, sure),
         explored=levels_data(run, label),
-    )  # fmt: skip
+    )
 
 
 def run_headline(run: RunView) -> Headline:
@@ -145,9 +146,8 @@ def _extremes(curve: SweepCurve, between: levels.Interval) -> list[Headline]:
     best = curve.best
     if best is None:
         return [Headline("Result", "none", "", "no level was valid and complete", "bad")]
-    detail = (
-        f"{_stated(between(best.line, 'throughput', ''))}at {load_name(curve.axis, best.load)}, "
-        f"{_pace(best)}" + (f" ({best.latency_is})" if best.latency_is else "")
+    detail = f"{_stated(between(best.line, 'throughput', ''))}at {load_name(curve.axis, best.load)}, {_pace(best)}" + (
+        f" ({best.latency_is})" if best.latency_is else ""
     )
     if (usd := best.line.usd_per_1m_output_tokens) is not None:
         detail += f"; {usd:,.2f} USD for 1M output tokens"
@@ -211,9 +211,7 @@ def _curve(run: Run, label: str, curve: SweepCurve, knees: Sequence[Knee], sure:
             for key, title in levels.TTFT_PARTS.items()
             if any(values := tuple(getattr(p.line.ttft_split, key, None) for p in points))
         },
-        bands={key: tuple(band(point, key) for point in points) for key in charted}
-        if is_predicted
-        else {},
+        bands={key: tuple(band(point, key) for point in points) for key in charted} if is_predicted else {},
     )
 
 
@@ -227,9 +225,7 @@ def _intervals(sure: _Sure) -> levels.Interval:
     return between
 
 
-def _estimate(
-    known: Uncertainty | None, metric: _Predicted, name: str, value: float | None
-) -> Estimate | None:
+def _estimate(known: Uncertainty | None, metric: _Predicted, name: str, value: float | None) -> Estimate | None:
     """A predicted value with its interval; None if it was measured, or there is none."""
     return known.around(metric_of(metric, name), value) if known and value else None
 

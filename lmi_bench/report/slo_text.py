@@ -11,17 +11,11 @@ from lmi_bench.core.slo import Slo
 from lmi_bench.report.formats import MISSING, number
 from lmi_bench.report.values import Headline
 
-_SHAPES = {
-    "smooth": "the SLO is passed gradually",
-    "cliff": "a cliff: one step of the load breaks it by far",
-}
+_SHAPES = {"smooth": "the SLO is passed gradually", "cliff": "a cliff: one step of the load breaks it by far"}
 
 
 def slo_verdicts(
-    line: Level,
-    records: Sequence[RequestRecord],
-    slos: Sequence[Slo],
-    failures: FailureRule = "exclude",
+    line: Level, records: Sequence[RequestRecord], slos: Sequence[Slo], failures: FailureRule = "exclude"
 ) -> list[bool | None]:
     """Whether the level meets each SLO; None where it has too few requests to tell."""
     known = {"pass": True, "fail": False}
@@ -78,10 +72,7 @@ def slo_headline(
         return Headline(title, "none", "", detail, "bad")
     needed = requests_needed(slos)
     below = "level" if missed is None else "lower level"
-    detail += (
-        f"; no valid {below} has the {needed} answered requests that it takes "
-        f"(--requests-per-level {needed})"
-    )
+    detail += f"; no valid {below} has the {needed} answered requests that it takes (--requests-per-level {needed})"
     return Headline(title, "not measured", "", detail, "na")
 
 

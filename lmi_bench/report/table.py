@@ -90,22 +90,23 @@ class Field(Generic[T]):
 
 
 def table_of(
-    caption: str, fields: Sequence[Field[Any]], items: Iterable[Any], note: str = "", *,
-    tone: Callable[[Any], str] = lambda _: "", strong: Callable[[Any], bool] = lambda _: False,
-) -> Table:  # fmt: skip
+    caption: str,
+    fields: Sequence[Field[Any]],
+    items: Iterable[Any],
+    note: str = "",
+    *,
+    tone: Callable[[Any], str] = lambda _: "",
+    strong: Callable[[Any], bool] = lambda _: False,
+) -> Table:
     """The page's table, one row per item."""
     shown = [each for each in fields if each.on_page]
-    rows = tuple(
-        Row(tuple(each.of(item) for each in shown), tone(item), strong(item)) for item in items
-    )
+    rows = tuple(Row(tuple(each.of(item) for each in shown), tone(item), strong(item)) for item in items)
     columns = (Column(each.title, each.group, each.numeric, each.hint) for each in shown)
     return Table(caption, tuple(columns), rows, note)
 
 
 def console_rows(
-    fields: Sequence[Field[Any]],
-    items: Iterable[Any],
-    text: Callable[[Cell], str] = lambda cell: cell.text,
+    fields: Sequence[Field[Any]], items: Iterable[Any], text: Callable[[Cell], str] = lambda cell: cell.text
 ) -> list[dict[str, str]]:
     """The items as console rows, all with the same keys; text: of a cell, such as `bracketed`."""
     return [{one.console: text(one.of(item)) for one in fields if one.console} for item in items]

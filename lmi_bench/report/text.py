@@ -22,13 +22,9 @@ def replica_lines(levels: Sequence[Level]) -> list[str]:
     lines = []
     for line in levels:
         server = line.server or ServerMetrics()
-        shares: Mapping[str, float | None] = (
-            line.requests_by_replica or server.requests_by_replica or {}
-        )
+        shares: Mapping[str, float | None] = line.requests_by_replica or server.requests_by_replica or {}
         if shares:
-            text = ", ".join(
-                f"{name}: {MISSING if n is None else f'{n:g}'}" for name, n in shares.items()
-            )
+            text = ", ".join(f"{name}: {MISSING if n is None else f'{n:g}'}" for name, n in shares.items())
             text += "" if server.skew is None else f"; busiest {server.skew:.2f} times the mean"
             lines.append(f"requests by replica at {line.name}: {text}")
     return lines
@@ -36,9 +32,7 @@ def replica_lines(levels: Sequence[Level]) -> list[str]:
 
 def level_block(line: Level) -> str:
     """One level as the usual benchmark block, to paste in an issue."""
-    rows: list[tuple[str, str]] = [
-        (f"{name}:", value) for name, value in load_item(line).items() if value != MISSING
-    ]
+    rows: list[tuple[str, str]] = [(f"{name}:", value) for name, value in load_item(line).items() if value != MISSING]
     rows += [
         ("Completed requests:", count(line.completed)),
         ("Failed requests:", count(line.errors)),
@@ -59,8 +53,7 @@ def level_block(line: Level) -> str:
             found = line.of(cast("Metric", row["key"]))
             text.append(f" {row['title']} ".center(_WIDTH, "-"))
             text += [
-                _row(f"{shown} {row['console']}:", statistic_cell(found, name, 4).text)
-                for name, shown in _STATISTICS
+                _row(f"{shown} {row['console']}:", statistic_cell(found, name, 4).text) for name, shown in _STATISTICS
             ]
     text.append("=" * _WIDTH)
     return "\n".join(text)
@@ -94,8 +87,7 @@ def generator_line(lines: Sequence[Level]) -> str | None:
     checks = [line.generator for line in lines]
     parts = []
     for name in _BOUNDED:
-        known = [(bound, frac) for check in checks for bound, frac in [check.p99_bound(name)]
-                 if bound is not None]  # fmt: skip
+        known = [(bound, frac) for check in checks for bound, frac in [check.p99_bound(name)] if bound is not None]
         if known:
             worst_ms, worst_frac = max(known, key=lambda pair: pair[1] or 0.0)
             text = f"{name.upper()} p99 at most {number(worst_ms)} ms ({(worst_frac or 0.0):.2%})"
@@ -157,10 +149,7 @@ def render_markdown(view: ReportView) -> str:
 
 def _grid(table: Table) -> str:
     """A table as Markdown; a column's title begins with its group."""
-    titles = [
-        f"{column.group} {column.title}" if column.group else column.title
-        for column in table.columns
-    ]
+    titles = [f"{column.group} {column.title}" if column.group else column.title for column in table.columns]
     rules = ["---:" if column.numeric else "---" for column in table.columns]
     lines = [titles, rules, *([cell.text for cell in row.cells] for row in table.rows)]
     return "\n".join("| " + " | ".join(_line(text) for text in line) + " |" for line in lines)

@@ -25,10 +25,14 @@ _MOST_TO_JUDGE = 10_000
 
 
 def build_view(
-    runs: Sequence[Run | Path], recommendations: Sequence[Mapping[str, Any]] = (), *,
-    labels: Sequence[str] = (), title: str = "", generated_at: datetime | None = None,
+    runs: Sequence[Run | Path],
+    recommendations: Sequence[Mapping[str, Any]] = (),
+    *,
+    labels: Sequence[str] = (),
+    title: str = "",
+    generated_at: datetime | None = None,
     tables: Sequence[Table] = (),
-) -> ReportView:  # fmt: skip
+) -> ReportView:
     """The view of one or more runs and of any recommendations made from them.
 
     runs             read already, or run folders: those are read one after the other, so that few
@@ -66,11 +70,15 @@ def build_view(
     return ReportView(
         title=title,
         generated_at=(generated_at or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),
-        version=__version__, headlines=tuple(headlines), runs=run_views,
-        comparison=comparison_table([run.curve for run in run_views]), recommendations=advice,
-        tables=tuple(tables), verdicts=tuple(each for each in verdicts if isinstance(each, Table)),
+        version=__version__,
+        headlines=tuple(headlines),
+        runs=run_views,
+        comparison=comparison_table([run.curve for run in run_views]),
+        recommendations=advice,
+        tables=tuple(tables),
+        verdicts=tuple(each for each in verdicts if isinstance(each, Table)),
         unjudged=tuple(each for each in verdicts if isinstance(each, str)),
-    )  # fmt: skip
+    )
 
 
 def _verdicts(runs: Sequence[Run | Path], views: Sequence[RunView]) -> Iterator[Table | str]:
@@ -103,9 +111,7 @@ def _run_view(run: Run | Path, label: str, anchor: str) -> RunView:
     return build_run_view(_loaded(run), label=label, anchor=anchor)
 
 
-def _run_views(
-    runs: Sequence[Run | Path], labels: Iterable[str], anchors: Iterable[str]
-) -> Iterable[RunView]:
+def _run_views(runs: Sequence[Run | Path], labels: Iterable[str], anchors: Iterable[str]) -> Iterable[RunView]:
     files = [run / REQUESTS for run in runs if isinstance(run, Path)]
     size_bytes = sum(file.stat().st_size for file in files if file.exists())
     workers = min(len(files), usable_cores())

@@ -155,9 +155,7 @@ def refuse_tokens(stated: Iterable[str], limits: Iterable[Slo]) -> None:
     found = [option_of(name) for name in stated if name in _OF_TOKENS]
     found += [str(limit) for limit in limits if limit.metric != "e2e"]
     if found:
-        raise InputError(
-            f"{found[0]}: an embedding has no tokens: leave it out, or limit e2e (e2e_p90<=1s)"
-        )
+        raise InputError(f"{found[0]}: an embedding has no tokens: leave it out, or limit e2e (e2e_p90<=1s)")
 
 
 def refuse_load(stated: Collection[str], scenario: Scenario) -> None:
@@ -172,9 +170,11 @@ def refuse_load(stated: Collection[str], scenario: Scenario) -> None:
         (of_user, load.duration_s is not None, "and --duration both end a level: leave one out"),
         (speed, not recorded, "is for a --trace as recorded: leave out --rate and --concurrency"),
         ("load.burstiness", load.arrivals != "gamma", "is of gamma arrivals: leave --arrivals out"),
-        *((f"load.{name}", not is_open, "is for arrivals at a rate: give --rate")
-          for name in ("arrivals", "burstiness", "ramp_s")),
-    ]  # fmt: skip
+        *(
+            (f"load.{name}", not is_open, "is for arrivals at a rate: give --rate")
+            for name in ("arrivals", "burstiness", "ramp_s")
+        ),
+    ]
     for name, is_idle, why in idle:
         if is_idle and name in stated:
             raise InputError(f"{option_of(name)} {why}")
@@ -216,8 +216,4 @@ def _differs(section: Any, name: str) -> bool:
 
 def stated_names(overrides: Mapping[str, Any]) -> list[str]:
     """Names of the settings that were given as options; streaming, the default, does not count."""
-    return [
-        name
-        for name, value in overrides.items()
-        if value is not None and not (name == "stream" and value is True)
-    ]
+    return [name for name, value in overrides.items() if value is not None and not (name == "stream" and value is True)]

@@ -70,9 +70,8 @@ class BackEnd:
 
 
 def choose_back_end(
-    settings: EngineSection, folders: list[Path], *, degree: int, block_size: int,
-    listener: Listener = SILENT,
-) -> BackEnd:  # fmt: skip
+    settings: EngineSection, folders: list[Path], *, degree: int, block_size: int, listener: Listener = SILENT
+) -> BackEnd:
     """Native if machine, settings and every model allow it, or Triton on a GPU; else torch.
 
     folders  of the model and of its draft
@@ -139,9 +138,7 @@ def _check_gpu(option: str) -> None:
         raise InputError(f"{option} needs a GPU that torch can use; there is none here")
 
 
-def step_settings(
-    settings: EngineSection, back_end: BackEnd, *, out: Path | None = None
-) -> "StepSettings":
+def step_settings(settings: EngineSection, back_end: BackEnd, *, out: Path | None = None) -> "StepSettings":
     """The engine's settings for prepared steps.
 
     out  folder to compile into; None: the user's cache
@@ -152,8 +149,7 @@ def step_settings(
 
     if settings.compile and settings.artefact is not None:
         raise InputError(
-            f"--compile and --artefact {settings.artefact}: an artefact is compiled already; "
-            "leave one of the two out"
+            f"--compile and --artefact {settings.artefact}: an artefact is compiled already; leave one of the two out"
         )
     if settings.artefact is not None and settings.compile_shapes is not None:
         raise InputError("--compile-shapes: an artefact has its own shapes; leave it out")
@@ -193,8 +189,7 @@ def step_notes(settings: EngineSection, prepared: "PreparedSteps | None") -> tup
     lines = []
     if prepared.folder is not None:
         how = (
-            f"found in {prepared.folder}, ready in {prepared.ready_s:.1f} s (compiling took "
-            f"{prepared.compile_s:.1f} s)"
+            f"found in {prepared.folder}, ready in {prepared.ready_s:.1f} s (compiling took {prepared.compile_s:.1f} s)"
             if prepared.found
             else f"compiled in {prepared.compile_s:.1f} s into {prepared.folder}"
         )

@@ -89,11 +89,7 @@ def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | No
 
 
 def open_torch_engine(
-    model: str,
-    settings: EngineSection,
-    listener: Listener = SILENT,
-    *,
-    compile_into: Path | None = None,
+    model: str, settings: EngineSection, listener: Listener = SILENT, *, compile_into: Path | None = None
 ) -> engine_parts.EngineParts:
     """The bundled engine with a model folder or a demo model, loaded into memory.
 
@@ -106,9 +102,7 @@ def open_torch_engine(
         loading.start_ranks_early()
     with installed("the bundled engine", ", or use --target sim:INSTANCE or a URL"):
         import lmi_bench.engine.torch_backend.load_settings  # noqa: F401
-    drafting.refuse_sagemaker_draft(
-        settings.draft, ["the bundled engine, which runs on this machine"]
-    )
+    drafting.refuse_sagemaker_draft(settings.draft, ["the bundled engine, which runs on this machine"])
     plan = _plan(model, settings, listener)
     load_settings = _load_settings(plan, compile_into)
     if load_settings.quantize == NOT_QUANTIZED:
@@ -120,13 +114,20 @@ def open_torch_engine(
     if settings.follow_memory:
         budget = loading.memory_budget(settings, (loaded, draft), listener.note)
     return engine_parts.EngineParts(
-        executors=executors, config=config, shape=shape,
-        tokenizer=Tokenizer.from_folder(plan.folder), tensor_parallel=plan.degree,
-        router=settings.router, back_end_note=plan.back_end.note,
-        facts=_facts(plan, loaded, config), notes=_notes(plan, loaded, draft, config),
+        executors=executors,
+        config=config,
+        shape=shape,
+        tokenizer=Tokenizer.from_folder(plan.folder),
+        tensor_parallel=plan.degree,
+        router=settings.router,
+        back_end_note=plan.back_end.note,
+        facts=_facts(plan, loaded, config),
+        notes=_notes(plan, loaded, draft, config),
         drafter=drafting.drafter_for(settings, shape, None if draft is None else draft.model_shape),
-        first_replica=loaded, draft=draft, memory_budget=budget,
-    )  # fmt: skip
+        first_replica=loaded,
+        draft=draft,
+        memory_budget=budget,
+    )
 
 
 def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.LoadPlan:
@@ -141,14 +142,10 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.Lo
         drafting.check_same_vocabulary(folder, draft_folder)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     places = [folder] if draft_folder is None else [folder, draft_folder]
-    back_end = choose_back_end(
-        settings, places, degree=degree, block_size=block_size, listener=listener
-    )
+    back_end = choose_back_end(settings, places, degree=degree, block_size=block_size, listener=listener)
     is_demo = model in DEMO_NAMES and settings.rope_scaling is None
     named = model if is_demo else folders.folder_name(folder)
-    return loading.LoadPlan(
-        *(settings, named, folder, draft_folder, degree, cores, gpus, block_size, back_end)
-    )
+    return loading.LoadPlan(*(settings, named, folder, draft_folder, degree, cores, gpus, block_size, back_end))
 
 
 def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSettings:
@@ -182,9 +179,7 @@ def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSet
     )
 
 
-def _config(
-    plan: loading.LoadPlan, loaded: LoadedModel, draft: LoadedModel | None
-) -> SchedulerConfig:
+def _config(plan: loading.LoadPlan, loaded: LoadedModel, draft: LoadedModel | None) -> SchedulerConfig:
     """The scheduler's configuration; raises InputError for lengths beyond the model's positions."""
     longest = loaded.model_shape.max_positions
     if draft is not None:
@@ -200,8 +195,7 @@ def _config(
     if config.max_model_len > longest:
         with_draft = "" if draft is None else f"with the draft {plan.settings.draft} "
         raise InputError(
-            f"--max-model-len {config.max_model_len:,}: {plan.name} {with_draft}knows "
-            f"{longest:,} positions"
+            f"--max-model-len {config.max_model_len:,}: {plan.name} {with_draft}knows {longest:,} positions"
         )
     return config
 
@@ -209,13 +203,19 @@ def _config(
 def _facts(plan: loading.LoadPlan, loaded: LoadedModel, config: SchedulerConfig) -> dict[str, Any]:
     rounding = quantizing.quantize_settings(plan.settings)
     return {
-        "kind": "engine", "model": plan.name, **plan.back_end.facts(),
-        "tensor_parallel": plan.degree, **engine_parts.replica_facts(plan.settings),
-        "weights": loaded.weights_description, "free_memory_bytes": loaded.free_memory_bytes,
-        "kv_dtype": loaded.kv_dtype, "kv_cache_bytes": loaded.kv_cache_bytes,
+        "kind": "engine",
+        "model": plan.name,
+        **plan.back_end.facts(),
+        "tensor_parallel": plan.degree,
+        **engine_parts.replica_facts(plan.settings),
+        "weights": loaded.weights_description,
+        "free_memory_bytes": loaded.free_memory_bytes,
+        "kv_dtype": loaded.kv_dtype,
+        "kv_cache_bytes": loaded.kv_cache_bytes,
         **quantizing.quantize_facts(rounding, loaded.weight_bytes, loaded.quantized),
-        **step_facts(loaded.prepared), **engine_parts.scheduler_facts(plan.settings, config),
-    }  # fmt: skip
+        **step_facts(loaded.prepared),
+        **engine_parts.scheduler_facts(plan.settings, config),
+    }
 
 
 def _notes(
@@ -228,8 +228,7 @@ def _notes(
             f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
         )
     notes = (
-        f"{plan.name}: {loaded.model_shape.params_total:,} parameters, "
-        f"{loaded.weights_description}",
+        f"{plan.name}: {loaded.model_shape.params_total:,} parameters, {loaded.weights_description}",
         plan.back_end.note,
         f"free memory after loading {bytes_to_gib(loaded.free_memory_bytes):.1f} GiB; KV "
         f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "

@@ -40,9 +40,7 @@ def drafter_for(
     if not settings.draft_adaptive:
         return drafter
     own_frac = 0.0 if draft is None else draft.params_active / shape.params_active
-    return AdaptiveDrafter(
-        drafter, settings.draft_tokens, guess_cost_frac=DEFAULT_GUESS_COST + own_frac
-    )
+    return AdaptiveDrafter(drafter, settings.draft_tokens, guess_cost_frac=DEFAULT_GUESS_COST + own_frac)
 
 
 def speculation_facts(settings: EngineSection) -> dict[str, Any]:
@@ -61,9 +59,7 @@ def speculation_notes(settings: EngineSection) -> tuple[str, ...]:
     source = "" if stated is None else f", each accepted with a stated probability of {stated:g}"
     count = settings.draft_tokens
     fewer = ", fewer if few are accepted" if settings.draft_adaptive else ""
-    return (
-        f"speculative decoding: up to {count} tokens a step by {settings.draft}{fewer}{source}",
-    )
+    return (f"speculative decoding: up to {count} tokens a step by {settings.draft}{fewer}{source}",)
 
 
 def refuse_sagemaker_draft(draft: str | None, obstacles: Sequence[str]) -> None:

@@ -34,10 +34,7 @@ _FITTED = (
     "(--input-tokens, --output-tokens)"
 )
 _INEXACT_SHARE = 0.4  # of the context, for prompts that a template or a tokenizer may lengthen
-_NOT_FORCED = (
-    "warning: the server cannot be made to ignore the end of the text, so answers may be shorter "
-    "than planned"
-)
+_NOT_FORCED = "warning: the server cannot be made to ignore the end of the text, so answers may be shorter than planned"
 
 
 def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
@@ -132,10 +129,7 @@ def _ask(
             notes += (_FITTED.format(*fitted.values()),)
     else:
         answer = discover.accepts(
-            *(probe, stream),
-            protocol=protocol,
-            model=model,
-            ignore_eos=scenario.workload.ignore_eos,
+            *(probe, stream), protocol=protocol, model=model, ignore_eos=scenario.workload.ignore_eos
         )
         notes = answer.notes
         has_tokenizer = _first_tokenizer((model,)) is not None
@@ -204,10 +198,17 @@ def _way(at: Endpoint, *, insecure: bool) -> tuple[tuple[str, ...], dict[str, st
 
 
 def endpoint_bench(
-    scenario: Scenario, url: str, listener: Listener, open_target: Callable[..., HttpTarget], *,
-    title: str, facts: Mapping[str, Any], tokenizers: tuple[str | None, ...],
-    notes: tuple[str, ...], **more: Any,
-) -> Bench:  # fmt: skip
+    scenario: Scenario,
+    url: str,
+    listener: Listener,
+    open_target: Callable[..., HttpTarget],
+    *,
+    title: str,
+    facts: Mapping[str, Any],
+    tokenizers: tuple[str | None, ...],
+    notes: tuple[str, ...],
+    **more: Any,
+) -> Bench:
     """A remote server, with retries if the scenario states them.
 
     open_target  makes the target; the scenario's options are its keywords
@@ -241,12 +242,17 @@ def endpoint_bench(
             return await main(target if client.retries is None else RetryingTarget(target))
 
     return Bench(
-        scenario=scenario, title=title, facts=facts | {"receiver": receive.note},
+        scenario=scenario,
+        title=title,
+        facts=facts | {"receiver": receive.note},
         prompts=lambda salt: make_prompts(scenario, text, tokenizer, salt),
-        run=lambda main: run_on_sockets(run_in(main)), knee_facts=lambda _levels: KneeFacts(),
+        run=lambda main: run_on_sockets(run_in(main)),
+        knee_facts=lambda _levels: KneeFacts(),
         notes=(*notes, *idle_in_engine(kind_of(scenario.target), scenario.engine)),
-        spacing_s=SPACING_S, salted=not scenario.workload.reuse_prompts, **more,
-    )  # fmt: skip
+        spacing_s=SPACING_S,
+        salted=not scenario.workload.reuse_prompts,
+        **more,
+    )
 
 
 def _first_tokenizer(names: Sequence[str | None]) -> Tokenizer | None:

@@ -70,9 +70,7 @@ class LoadPlan:
         except BaseException:
             asyncio.run(close_all([each for copy in copies for each in copy if each is not None]))
             raise
-        executors = tuple(
-            loaded if draft is None else DraftingExecutor(loaded, draft) for loaded, draft in copies
-        )
+        executors = tuple(loaded if draft is None else DraftingExecutor(loaded, draft) for loaded, draft in copies)
         return executors, *copies[0]
 
     def _load_copy(
@@ -99,9 +97,7 @@ class LoadPlan:
         )
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
-            draft = self._on_one_device(
-                self.draft_folder, of_draft, beside=beside, progress=report, tell=tell
-            )
+            draft = self._on_one_device(self.draft_folder, of_draft, beside=beside, progress=report, tell=tell)
         except BaseException:
             asyncio.run(loaded.close())
             raise
@@ -156,15 +152,11 @@ def memory_budget(
     if runs_on_gpu(settings):
         raise InputError("--follow-memory: a GPU's cache is allocated whole at the start")
     if settings.prefix_caching:
-        raise InputError(
-            "--follow-memory excludes --prefix-caching, whose idle blocks keep their memory"
-        )
+        raise InputError("--follow-memory excludes --prefix-caching, whose idle blocks keep their memory")
     place = torch.device("cpu")
     return MemoryBudget(
         free_bytes=lambda: free_memory_bytes(place) // settings.replicas,
-        bytes_per_block=sum(
-            model.kv_cache_bytes // model.num_blocks for model in models if model is not None
-        ),
+        bytes_per_block=sum(model.kv_cache_bytes // model.num_blocks for model in models if model is not None),
         keep_bytes=int(_KEPT_MEMORY_FRAC * memory_bytes()) // settings.replicas,
         tell=tell,
     )

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def open_bench(
-    scenario: Scenario,
-    access: Access = NO_ACCESS,
-    listener: Listener = SILENT,
-    *,
-    trace: "ChromeTrace | None" = None,
+    scenario: Scenario, access: Access = NO_ACCESS, listener: Listener = SILENT, *, trace: "ChromeTrace | None" = None
 ) -> Bench:
     """The scenario's target, checked and loaded; raises InputError if that fails.
 

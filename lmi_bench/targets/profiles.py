@@ -13,17 +13,24 @@ from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import GIB
 
 SHIPPED = {
-    "vllm": builtin_profiles.VLLM, "sglang": builtin_profiles.SGLANG_PRIOR,
-    "sglang-b200": builtin_profiles.SGLANG_B200, "sglang-mi300x": builtin_profiles.SGLANG_MI300X,
-    "sglang-mi355x": builtin_profiles.SGLANG_MI355X, "trt-llm": builtin_profiles.TRT_LLM_PRIOR,
-    "trt-llm-h200": builtin_profiles.TRT_LLM_H200, "trt-llm-b200": builtin_profiles.TRT_LLM_B200,
-    "tgi-3": builtin_profiles.TGI_3_PRIOR, "tgi-2": builtin_profiles.TGI_GRAPH_PRIOR,
-    "tgi-2023": builtin_profiles.TGI_2023, "vllm-0.12": builtin_profiles.VLLM_0_12,
-    "vllm-0.19": builtin_profiles.VLLM_0_19, "eager-prior": builtin_profiles.EAGER_GPU_PRIOR,
+    "vllm": builtin_profiles.VLLM,
+    "sglang": builtin_profiles.SGLANG_PRIOR,
+    "sglang-b200": builtin_profiles.SGLANG_B200,
+    "sglang-mi300x": builtin_profiles.SGLANG_MI300X,
+    "sglang-mi355x": builtin_profiles.SGLANG_MI355X,
+    "trt-llm": builtin_profiles.TRT_LLM_PRIOR,
+    "trt-llm-h200": builtin_profiles.TRT_LLM_H200,
+    "trt-llm-b200": builtin_profiles.TRT_LLM_B200,
+    "tgi-3": builtin_profiles.TGI_3_PRIOR,
+    "tgi-2": builtin_profiles.TGI_GRAPH_PRIOR,
+    "tgi-2023": builtin_profiles.TGI_2023,
+    "vllm-0.12": builtin_profiles.VLLM_0_12,
+    "vllm-0.19": builtin_profiles.VLLM_0_19,
+    "eager-prior": builtin_profiles.EAGER_GPU_PRIOR,
     "graph-prior": builtin_profiles.GRAPH_GPU_PRIOR,
     "vllm-v0-prior": builtin_profiles.VLLM_V0_PRIOR,
     "vllm-v0.6-prior": builtin_profiles.VLLM_0_6_PRIOR,
-}  # fmt: skip
+}
 
 
 VLLM_PROFILES = ("vllm", "vllm-0.19")

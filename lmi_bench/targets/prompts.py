@@ -98,11 +98,7 @@ def make_prompts(
 ) -> sources.Prompts:
     """The scenario's prompts for a target."""
     workload = scenario.workload
-    common: dict[str, Any] = {
-        "seed": scenario.seed,
-        "salt": salt,
-        "ignore_eos": workload.ignore_eos,
-    }
+    common: dict[str, Any] = {"seed": scenario.seed, "salt": salt, "ignore_eos": workload.ignore_eos}
     if workload.has_agents:
         return AgentSessions.of(workload, text, **common)
     if workload.has_sessions:
@@ -118,17 +114,12 @@ def make_prompts(
     if workload.trace is not None:
         return sources.TracePrompts(read_trace(Path(workload.trace)), text, **options)
     if workload.input_lengths is not None or workload.output_lengths is not None:
-        return sources.SyntheticPrompts(
-            sources.DrawnLengths(*sources.distributions(workload)), text, **options
-        )
+        return sources.SyntheticPrompts(sources.DrawnLengths(*sources.distributions(workload)), text, **options)
     return sources.SyntheticPrompts(lengths_of(scenario), text, **options)
 
 
 def _dialogues(
-    scenario: Scenario,
-    text: sources.PromptText,
-    tokenizer: Tokenizer | None,
-    common: dict[str, Any],
+    scenario: Scenario, text: sources.PromptText, tokenizer: Tokenizer | None, common: dict[str, Any]
 ) -> sources.Prompts:
     workload = scenario.workload
     pauses = parse_seconds(workload.think_s or "0")
@@ -190,19 +181,13 @@ class PlannedPrompts:
 
         def stream() -> Iterator[PlannedRequest]:
             starts_s = arrival_times_s(
-                rate_per_s / self.mean_turns,
-                process=load.arrivals,
-                seed=seed,
-                burstiness=load.burstiness,
+                rate_per_s / self.mean_turns, process=load.arrivals, seed=seed, burstiness=load.burstiness
             )
             if isinstance(prompts, dialogues.Dialogues):
                 return _turns(prompts, spec, starts_s)
             if isinstance(prompts, sources.TracePrompts):
                 return map(partial(prompts.request, spec), count())
-            return (
-                replace(prompts.request(spec, number), arrival_s=at_s)
-                for number, at_s in enumerate(starts_s)
-            )
+            return (replace(prompts.request(spec, number), arrival_s=at_s) for number, at_s in enumerate(starts_s))
 
         return _InOrder(stream)
 
@@ -223,9 +208,7 @@ class _InOrder:
         return self._kept
 
 
-def _dialogue(
-    prompts: dialogues.Dialogues, spec: LevelSpec, session: int
-) -> Iterator[tuple[PlannedRequest, float]]:
+def _dialogue(prompts: dialogues.Dialogues, spec: LevelSpec, session: int) -> Iterator[tuple[PlannedRequest, float]]:
     """The requests of a conversation, each with the seconds until the next one."""
     dialogue = prompts.begin(spec, session, session * _MOST_TURNS)
     following = dialogue.begin()
@@ -237,9 +220,7 @@ def _dialogue(
         yield request, tokens * PlannedPrompts.ANSWER_S + sum(each.pause_s for each in following)
 
 
-def _turns(
-    prompts: dialogues.Dialogues, spec: LevelSpec, starts_s: Iterator[float]
-) -> Iterator[PlannedRequest]:
+def _turns(prompts: dialogues.Dialogues, spec: LevelSpec, starts_s: Iterator[float]) -> Iterator[PlannedRequest]:
     """The requests of conversations that start at these times, in order of arrival."""
     due: list[tuple[float, int]] = []
     talks: dict[int, Iterator[tuple[PlannedRequest, float]]] = {}

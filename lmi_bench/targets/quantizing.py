@@ -23,9 +23,7 @@ def quantize_settings(settings: EngineSection) -> quantization.QuantizeSettings:
 
 
 def quantize_facts(
-    settings: quantization.QuantizeSettings,
-    weight_bytes: int,
-    quantized: quantization.QuantizedBytes | None,
+    settings: quantization.QuantizeSettings, weight_bytes: int, quantized: quantization.QuantizedBytes | None
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {"weight_bytes": weight_bytes}
     if quantized is not None:
@@ -52,10 +50,7 @@ def quantize_notes(quantized: quantization.QuantizedBytes | None) -> tuple[str, 
     if errors:
         name, largest = max(errors.items(), key=lambda item: item[1])
         mean = sum(errors.values()) / len(errors)
-        lines.append(
-            f"rounding moves a matrix by {mean:.2%} of its size on average, at most by "
-            f"{largest:.2%} ({name})"
-        )
+        lines.append(f"rounding moves a matrix by {mean:.2%} of its size on average, at most by {largest:.2%} ({name})")
     if quantized.scheme.rounds_activations and not quantized.weights_only:
         lines.append(
             "activations are rounded too: greedy tokens may depend on chunks of the prompt and on "

@@ -36,28 +36,35 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
     protocol = found.protocol if scenario.protocol == AUTO else scenario.protocol
     if protocol not in DISCOVERED:
         raise InputError(
-            f"--protocol {protocol} needs a URL: SageMaker's containers answer "
-            f"{', '.join(DISCOVERED)} on /invocations"
+            f"--protocol {protocol} needs a URL: SageMaker's containers answer {', '.join(DISCOVERED)} on /invocations"
         )
     model = (found.model or invocation.endpoint_name) if scenario.model == AUTO else scenario.model
     scenario = scenario.with_overrides({"protocol": protocol, "model": model})
     wire_format = find_format(protocol, stream=scenario.stream)
     facts = {
-        **found.facts, "endpoint": invocation.endpoint_name, "region": aws.region,
-        "protocol": protocol, "model": model,
+        **found.facts,
+        "endpoint": invocation.endpoint_name,
+        "region": aws.region,
+        "protocol": protocol,
+        "model": model,
         "operation": "InvokeEndpointWithResponseStream" if scenario.stream else "InvokeEndpoint",
-        "target_variant": settings.target_variant, "headers": sorted(access.headers),
-    }  # fmt: skip
+        "target_variant": settings.target_variant,
+        "headers": sorted(access.headers),
+    }
     keys = aws.credentials.get_frozen_credentials()
     return endpoint_bench(
         *(scenario, aws.runtime_url, listener),
         functools.partial(SageMakerTarget, aws, invocation, wire_format, headers=access.headers),
-        title=f"{scenario.target} in {aws.region}, {protocol}, {model}", facts=facts,
-        tokenizers=(model,), notes=found.notes,
+        title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
+        facts=facts,
+        tokenizers=(model,),
+        notes=found.notes,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
-        usd_per_hour=found.price_usd_per_hour, count_instances=found.count_instances,
-        cloudwatch=_cloudwatch(aws, invocation, found), asked={"component": found.component},
-    )  # fmt: skip
+        usd_per_hour=found.price_usd_per_hour,
+        count_instances=found.count_instances,
+        cloudwatch=_cloudwatch(aws, invocation, found),
+        asked={"component": found.component},
+    )
 
 
 def _facts(aws: AwsAccess, invocation: Invocation) -> EndpointFacts:
@@ -77,8 +84,6 @@ def _cloudwatch(
     if not (aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH")):
         return None
     watched = found.watched or Watched(
-        invocation.endpoint_name,
-        invocation.target_variant or "AllTraffic",
-        invocation.inference_component,
+        invocation.endpoint_name, invocation.target_variant or "AllTraffic", invocation.inference_component
     )
     return functools.partial(read_levels, aws.client("cloudwatch"), watched)

@@ -48,9 +48,8 @@ def simulated_bench(scenario: Scenario, trace: "ChromeTrace | None") -> Bench:
 
 
 def open_simulated_engine(
-    model: str, instance_type: str, settings: EngineSection, *, max_total_tokens: int,
-    shares: bool = True,
-) -> engine_parts.EngineParts:  # fmt: skip
+    model: str, instance_type: str, settings: EngineSection, *, max_total_tokens: int, shares: bool = True
+) -> engine_parts.EngineParts:
     """An engine that takes the predicted time of each step of a model on an instance.
 
     max_total_tokens  maximum tokens, input and output, of one request
@@ -61,9 +60,7 @@ def open_simulated_engine(
     profile = with_host(_profile(settings), settings, shares)
     total_tokens = settings.max_model_len or max_total_tokens
     setup = _setup(model, instance_type, settings, profile, total_tokens)
-    config = engine_parts.scheduler_config(
-        settings, capacity.scheduler_config_for(setup, profile, total_tokens)
-    )
+    config = engine_parts.scheduler_config(settings, capacity.scheduler_config_for(setup, profile, total_tokens))
     draft = None if setup.speculation is None else setup.speculation.draft
     notes = (
         f"{setup.shape.name} on {setup.instance.instance_type} "
@@ -74,10 +71,7 @@ def open_simulated_engine(
         engine_parts.replica_note(settings),
         *speculation_notes(settings),
         *idle_in_engine("simulated", settings),
-        *(
-            f"warning: {text}"
-            for text in profile.warnings_for(accelerator=setup.instance.accelerator.name)
-        ),
+        *(f"warning: {text}" for text in profile.warnings_for(accelerator=setup.instance.accelerator.name)),
     )
     return engine_parts.EngineParts(
         executors=_executors(setup, profile, settings, config.block_size),
@@ -116,9 +110,7 @@ def _profile(settings: EngineSection) -> EngineProfile:
     return replace(find_profile(settings.profile), **given)
 
 
-def _setup(
-    model: str, instance_type: str, settings: EngineSection, profile: EngineProfile, tokens: int
-) -> Setup:
+def _setup(model: str, instance_type: str, settings: EngineSection, profile: EngineProfile, tokens: int) -> Setup:
     """One copy, if the instance has enough devices for all replicas.
 
     tokens  of the longest request, which the smallest degree that is possible must hold
@@ -156,9 +148,7 @@ def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | No
     return Speculation(settings.draft_tokens, settings.draft_acceptance, draft)
 
 
-def _executors(
-    setup: Setup, profile: EngineProfile, settings: EngineSection, block_size: int
-) -> tuple[Executor, ...]:
+def _executors(setup: Setup, profile: EngineProfile, settings: EngineSection, block_size: int) -> tuple[Executor, ...]:
     """One executor per replica, with its draft model's if there is one."""
     step_time = capacity.step_time_model_for(setup, profile)
     acceptance = settings.draft_acceptance or 0.0
@@ -171,6 +161,5 @@ def _executors(
         return tuple(executors)
     draft_time = capacity.step_time_model_for(replace(setup, shape=draft), profile)
     return tuple(
-        DraftingExecutor(executor, SimulatedExecutor(draft_time, block_size=block_size))
-        for executor in executors
+        DraftingExecutor(executor, SimulatedExecutor(draft_time, block_size=block_size)) for executor in executors
     )

@@ -18,9 +18,13 @@ from lmi_bench.wire.json_format import SseFormat, error_event
 
 VERSION: Final = "2023-06-01"
 _TEXT: Final[Mapping[str, str]] = {
-    "text": "text", "text_delta": "text", "thinking": "thinking", "thinking_delta": "thinking",
-    "tool_use": "name", "input_json_delta": "partial_json",
-}  # fmt: skip
+    "text": "text",
+    "text_delta": "text",
+    "thinking": "thinking",
+    "thinking_delta": "thinking",
+    "tool_use": "name",
+    "input_json_delta": "partial_json",
+}
 """The field that holds the generated text of each kind of delta and block."""
 
 
@@ -52,11 +56,13 @@ class AnthropicFormat(SseFormat):
         message = reply["message"] if kind == "message_start" else reply
         usage = message.get("usage") or {}
         return _generated(
-            reply["content"] if kind == "message" else (), model=message.get("model"),
+            reply["content"] if kind == "message" else (),
+            model=message.get("model"),
             finish_reason=(reply.get("delta") or message).get("stop_reason"),
             output_tokens=None if kind == "message_start" else usage.get("output_tokens"),
-            **_prompt_counts(usage), end=kind in ("message", "message_stop"),
-        )  # fmt: skip
+            **_prompt_counts(usage),
+            end=kind in ("message", "message_stop"),
+        )
 
 
 def _generated(blocks: Sequence[dict[str, Any]], **more: Any) -> WireEvent:

@@ -110,9 +110,7 @@ class WireFormat(Protocol):
         fast path for nearly every payload of a stream: it may always return None."""
         return None
 
-    def error(
-        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
-    ) -> TargetError:
+    def error(self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS) -> TargetError:
         """The error for a non-2xx HTTP status: its category and the server's message.
 
         headers  response headers, names in lower case

@@ -97,16 +97,18 @@ def clip(payload: bytes) -> str:
     return repr(payload[:120].decode("utf-8", errors="replace"))
 
 
-def whole_answer(
-    reply: dict[str, Any], token_ids: tuple[int, ...], input_tokens: int | None
-) -> WireEvent:
+def whole_answer(reply: dict[str, Any], token_ids: tuple[int, ...], input_tokens: int | None) -> WireEvent:
     """The body of an unstreamed response, as TGI and LMI write it."""
     details = reply.get("details") or {}
     return WireEvent(
-        text=reply["generated_text"], token_ids=token_ids,
-        token_count=details.get("generated_tokens"), finish_reason=details.get("finish_reason"),
-        input_tokens=input_tokens, output_tokens=details.get("generated_tokens"), end=True,
-    )  # fmt: skip
+        text=reply["generated_text"],
+        token_ids=token_ids,
+        token_count=details.get("generated_tokens"),
+        finish_reason=details.get("finish_reason"),
+        input_tokens=input_tokens,
+        output_tokens=details.get("generated_tokens"),
+        end=True,
+    )
 
 
 class JsonFormat(WireFormat):
@@ -125,13 +127,9 @@ class JsonFormat(WireFormat):
         try:
             return self.event(reply)
         except Exception as exc:  # whatever a server sends is its fault
-            raise TargetError(
-                "malformed_frame", f"not {self.payload_name} ({exc}): {clip(payload)}"
-            ) from exc
+            raise TargetError("malformed_frame", f"not {self.payload_name} ({exc}): {clip(payload)}") from exc
 
-    def error(
-        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
-    ) -> TargetError:
+    def error(self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS) -> TargetError:
         kind = self.error_kind(status, load_object(body) or {})
         return TargetError(kind, describe_status(status, body))
 
@@ -149,8 +147,7 @@ class JsonFormat(WireFormat):
         if request.prompt_text:
             return request.prompt_text
         raise InputError(
-            f"request {request.request_id} has no prompt_text: the {self.name} "
-            "protocol takes no token ids"
+            f"request {request.request_id} has no prompt_text: the {self.name} protocol takes no token ids"
         )
 
     def inputs_body(self, request: PlannedRequest, stream: bool, **parameters: Any) -> bytes:

@@ -88,17 +88,18 @@ def _token_event(line: dict[str, Any]) -> WireEvent:
     if token.get("error_msg") or finish_reason in _FAILED_REASONS:
         message = token.get("error_msg") or f"the server ended the request: {finish_reason}"
         message = find_message({"message": message})
-        return WireEvent(
-            error=message, error_kind="server_error", finish_reason=finish_reason, end=True
-        )
+        return WireEvent(error=message, error_kind="server_error", finish_reason=finish_reason, end=True)
     token_id = token.get("id")
     era_c = line.get("index") == 0  # the choice; TGI-like containers number tokens from 1 here
     output_tokens = details.get("generated_tokens")
     if output_tokens is not None and era_c:
         output_tokens -= 1
     return WireEvent(
-        text=token.get("text") or "", token_ids=() if token_id is None else (token_id,),
-        token_count=None if era_c else 1, finish_reason=finish_reason,
-        input_tokens=details.get("input_length"), output_tokens=output_tokens,
+        text=token.get("text") or "",
+        token_ids=() if token_id is None else (token_id,),
+        token_count=None if era_c else 1,
+        finish_reason=finish_reason,
+        input_tokens=details.get("input_length"),
+        output_tokens=output_tokens,
         end=line.get("generated_text") is not None or bool(details),
-    )  # fmt: skip
+    )

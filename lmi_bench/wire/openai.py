@@ -60,11 +60,14 @@ class _OpenAiFormat(SseFormat):
         token_ids = choice.get("token_ids")
         thought, text = _choice_text(choice)
         return WireEvent(
-            text=thought + text, token_ids=tuple(token_ids or ()),
+            text=thought + text,
+            token_ids=tuple(token_ids or ()),
             token_count=None if token_ids is None else len(token_ids),
-            finish_reason=choice.get("finish_reason"), **counts,
-            reasoning=bool(thought) and not text, end=bool(unstreamed),
-        )  # fmt: skip
+            finish_reason=choice.get("finish_reason"),
+            **counts,
+            reasoning=bool(thought) and not text,
+            end=bool(unstreamed),
+        )
 
     def plain_text(self, payload: bytes) -> str | None:
         """Text of a chunk whose only choice adds text and nothing else."""
@@ -249,10 +252,13 @@ def _last(response: dict[str, Any], **more: Any) -> WireEvent:
     usage, incomplete = response.get("usage") or {}, response.get("incomplete_details") or {}
     return WireEvent(
         finish_reason=incomplete.get("reason") or response.get("status"),
-        model=response.get("model"), end=True,
-        input_tokens=usage.get("input_tokens"), output_tokens=usage.get("output_tokens"),
-        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"), **more,
-    )  # fmt: skip
+        model=response.get("model"),
+        end=True,
+        input_tokens=usage.get("input_tokens"),
+        output_tokens=usage.get("output_tokens"),
+        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
+        **more,
+    )
 
 
 def _parts(items: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:

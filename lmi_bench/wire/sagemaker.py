@@ -82,8 +82,7 @@ class EventStreamSplitter:
         self._raise_failure()
         if self._unread_bytes:
             raise TargetError(
-                "broken_stream",
-                f"the stream ended {self._unread_bytes} bytes into an event-stream frame",
+                "broken_stream", f"the stream ended {self._unread_bytes} bytes into an event-stream frame"
             )
         return self._inner.close()
 
@@ -146,9 +145,7 @@ class SageMakerFormat:
     def plain_text(self, payload: bytes) -> str | None:
         return None if isinstance(payload, StreamFailure) else self.container.plain_text(payload)
 
-    def error(
-        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
-    ) -> TargetError:
+    def error(self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS) -> TargetError:
         """The category of a failed request: by the error's name and the container's status."""
         reply = load_object(body) or {}
         stated = headers.get(_ERROR_TYPE, b"").decode("latin-1")

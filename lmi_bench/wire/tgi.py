@@ -11,13 +11,7 @@ from typing import Any
 from lmi_bench.core.errors import TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
-from lmi_bench.wire.json_format import (
-    SseFormat,
-    error_kinds,
-    find_message,
-    status_kind,
-    whole_answer,
-)
+from lmi_bench.wire.json_format import SseFormat, error_kinds, find_message, status_kind, whole_answer
 
 _ERROR_KINDS: Mapping[str, TargetErrorKind] = error_kinds("tgi")
 
@@ -55,8 +49,11 @@ def _token_event(reply: dict[str, Any]) -> WireEvent:
     token = reply["token"]
     details = reply.get("details") or {}
     return WireEvent(
-        text="" if token.get("special") else token.get("text") or "", token_ids=(token["id"],),
-        token_count=1, finish_reason=details.get("finish_reason"),
-        input_tokens=details.get("input_length"), output_tokens=details.get("generated_tokens"),
+        text="" if token.get("special") else token.get("text") or "",
+        token_ids=(token["id"],),
+        token_count=1,
+        finish_reason=details.get("finish_reason"),
+        input_tokens=details.get("input_length"),
+        output_tokens=details.get("generated_tokens"),
         end=reply.get("generated_text") is not None,
-    )  # fmt: skip
+    )

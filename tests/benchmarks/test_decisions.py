@@ -40,9 +40,7 @@ def test_measured_next_is_what_saves_most_times_its_chance():
 
 def figure(table, reach):
     """A figure whose measured value lies at this share of the interval's half-width."""
-    return Figure(
-        table, "cells", "tpot_ms", 1.0, math.exp(-1), math.e, math.exp(reach), 4, 0, False
-    )
+    return Figure(table, "cells", "tpot_ms", 1.0, math.exp(-1), math.e, math.exp(reach), 4, 0, False)
 
 
 def test_the_conformal_factor_covers_four_of_five_of_one_more_table():

@@ -88,9 +88,7 @@ def test_the_page_has_twenty_cells_of_which_eighteen_hold():
 
 
 def test_searched_instances_count_the_time_outside_the_engine():
-    level = slo_search.instance("llama-2-7b", "ml.g5.2xlarge", 1)(
-        LevelSpec(0, Load(1), num_requests=1)
-    )
+    level = slo_search.instance("llama-2-7b", "ml.g5.2xlarge", 1)(LevelSpec(0, Load(1), num_requests=1))
     workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
     copy = plan_copy(Layout(find_instance("ml.g5.2xlarge"), 1), workload, TGI_2023, open_loop=False)
     outside_s = TGI_2023.parameters.request_overhead_s

@@ -15,9 +15,7 @@ from benchmarks.gpu_hour import LOST_GPU, MOST_STARTS, Stage, run
 def stage(place: Path, name: str, code: str, **changes) -> Stage:
     """Appends a letter to the file `ran` and then does what `code` says."""
     script = place / f"{name}.py"
-    script.write_text(
-        f"import sys, time\nopen({str(place / 'ran')!r}, 'a').write({name!r})\n{code}\n"
-    )
+    script.write_text(f"import sys, time\nopen({str(place / 'ran')!r}, 'a').write({name!r})\n{code}\n")
     return Stage(name, (str(script),), **{"share": 1.0} | changes)
 
 

@@ -8,11 +8,7 @@ from benchmarks.posts import CLAIMS, PAGE, stale
 from benchmarks.support.posts_program import AGREES, DIFFERS, NEEDS_GPU, Claim, Shown, inside, near
 
 TEXT = PAGE.read_text(encoding="utf-8")
-ROWS = {
-    line.split(" | ")[0][2:]: line
-    for line in TEXT.splitlines()
-    if re.match(r"\| [TMJF]\d\d ", line)
-}
+ROWS = {line.split(" | ")[0][2:]: line for line in TEXT.splitlines() if re.match(r"\| [TMJF]\d\d ", line)}
 
 
 def test_each_of_the_87_claims_has_one_row_with_one_verdict():
@@ -31,8 +27,7 @@ def test_every_published_figure_has_a_row():
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [("116.7 FLOP/byte", "126.7 FLOP/byte"), ("| agrees (1 %) |", "| differs because of it |")],
+    ("old", "new"), [("116.7 FLOP/byte", "126.7 FLOP/byte"), ("| agrees (1 %) |", "| differs because of it |")]
 )
 def test_a_figure_or_a_verdict_that_moves_makes_the_page_stale(old, new):
     assert stale(TEXT, TEXT) == []

@@ -127,8 +127,7 @@ def test_an_instance_is_found_with_and_without_its_prefix():
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("NVIDIA A10G 24GB", "A10G"), ("NVIDIA A100 80GB", "A100-80"), ("h100", "H100-SXM")],
+    ("name", "expected"), [("NVIDIA A10G 24GB", "A10G"), ("NVIDIA A100 80GB", "A100-80"), ("h100", "H100-SXM")]
 )
 def test_published_names_of_accelerators_are_known(name, expected):
     assert find_accelerator(name).name == expected
@@ -163,11 +162,7 @@ def test_an_unknown_figure_of_a_device_stays_unknown():
 
 @pytest.mark.parametrize(
     ("name", "kind", "bytes_per_s"),
-    [
-        ("ml.g5.2xlarge", "none", None),
-        ("ml.g5.48xlarge", "pcie", 32e9),
-        ("ml.p4d.24xlarge", "nvlink", 300e9),
-    ],
+    [("ml.g5.2xlarge", "none", None), ("ml.g5.48xlarge", "pcie", 32e9), ("ml.p4d.24xlarge", "nvlink", 300e9)],
 )
 def test_the_link_is_what_joins_the_devices_of_the_machine(name, kind, bytes_per_s):
     link = find_instance(name).link

@@ -28,10 +28,7 @@ def product(family, usd, unit="Hrs", **attributes):
     """One item of a price list, with the fields that AWS's have."""
     price = {"unit": unit, "pricePerUnit": {"USD": str(usd)}}
     return {
-        "product": {
-            "productFamily": family,
-            "attributes": {"regionCode": "eu-west-1"} | attributes,
-        },
+        "product": {"productFamily": family, "attributes": {"regionCode": "eu-west-1"} | attributes},
         "terms": {"OnDemand": {"S.T": {"priceDimensions": {"S.T.R": price}}}},
     }
 
@@ -128,10 +125,7 @@ def prices(instance):
     """Price, region and date on both platforms, as a later command sees them."""
     forget()
     each = next(each for each in all_instances() if each.instance_type == instance)
-    return [
-        (one.price_usd_per_hour, one.price_region, one.price_date)
-        for one in (each, on_platform(each, "ec2"))
-    ]
+    return [(one.price_usd_per_hour, one.price_region, one.price_date) for one in (each, on_platform(each, "ec2"))]
 
 
 def ask(**stated):
@@ -146,9 +140,7 @@ def test_prices_come_in_pages_and_every_later_command_uses_them(monkeypatch, dat
     assert done[2] == {"sagemaker": 1, "ec2": 1}
     assert len(asked) == 5
     assert all({"regionCode": "eu-west-1"}.items() <= fields(each).items() for each in asked)
-    assert prices("ml.g5.xlarge") == [
-        (1.5, "eu-west-1", done[1]), (1.1, "eu-west-1", done[1])
-    ]  # fmt: skip
+    assert prices("ml.g5.xlarge") == [(1.5, "eu-west-1", done[1]), (1.1, "eu-west-1", done[1])]
     assert prices("ml.g5.4xlarge") == before
     row = catalog_table("prices", CatalogSettings("ml.g5.xlarge", platform="sagemaker"))[0][0]
     assert (row["date"], row["source"]) == (done[1], "AWS price list API")
@@ -234,9 +226,7 @@ def test_a_region_without_prices_is_named(tmp_path):
         refresh(RefreshSettings(region="mars-1", file=offer(tmp_path / "o.json")), SILENT)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"prices": [{"instance": 1}]}', "null", '{"prices": 3}']
-)
+@pytest.mark.parametrize("text", ["{", "[]", '{"prices": [{"instance": 1}]}', "null", '{"prices": 3}'])
 def test_a_broken_file_is_one_line_until_it_is_written_again(tmp_path, data, text):
     data.parent.mkdir()
     data.write_text(text)

@@ -32,8 +32,7 @@ def price_file(tmp_path):
 
 def test_the_users_price_overrides_with_its_region_date_and_component(price_file):
     (machine, other) = reprice(
-        [find_instance("ml.g5.2xlarge"), find_instance("ml.g5.12xlarge")],
-        price_list=load_price_list(price_file(LIST)),
+        [find_instance("ml.g5.2xlarge"), find_instance("ml.g5.12xlarge")], price_list=load_price_list(price_file(LIST))
     )
     assert machine.price_usd_per_hour == 1.7
     assert machine.price_provenance == "eu-west-1, 2026-11-01, Hosting: price list prices.yaml"
@@ -77,15 +76,11 @@ def test_the_stated_ratios_are_the_quotients_of_the_prices_beside_them():
     for row in read_rows("instances.csv"):
         if row["sagemaker_to_ec2_ratio"]:
             hosting, ec2 = row["sagemaker_usd_per_hour"], row["ec2_usd_per_hour_us_east_1"]
-            assert float(row["sagemaker_to_ec2_ratio"]) == pytest.approx(
-                float(hosting) / float(ec2), rel=2e-3
-            )
+            assert float(row["sagemaker_to_ec2_ratio"]) == pytest.approx(float(hosting) / float(ec2), rel=2e-3)
 
 
 def test_machines_without_endpoints_are_offered_on_ec2_only():
-    ec2, sagemaker = (
-        {each.instance_type for each in reprice(platform=name)} for name in ("ec2", "sagemaker")
-    )
+    ec2, sagemaker = ({each.instance_type for each in reprice(platform=name)} for name in ("ec2", "sagemaker"))
     assert ec2 - sagemaker == {"gr6.4xlarge", "gr6.8xlarge", "p3dn.24xlarge", "g4dn.metal"}
 
 

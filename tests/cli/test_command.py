@@ -71,9 +71,7 @@ def call():
 
 
 def test_fields_of_nested_settings_are_options_of_the_command(call):
-    (settings, json_file), _ = call(
-        "run", "--users", "5", "--word", "a", "--word", "b", "--slow", "--json-file", "x"
-    )
+    (settings, json_file), _ = call("run", "--users", "5", "--word", "a", "--word", "b", "--slow", "--json-file", "x")
     expected = Settings(Path("run"), Load(5, ("a", "b"), None), is_fast=False)
     assert (settings, json_file) == (expected, Path("x"))
 
@@ -81,11 +79,15 @@ def test_fields_of_nested_settings_are_options_of_the_command(call):
 @pytest.mark.parametrize(
     ("args", "port"),
     [
-        (("run",), None), (("run", "--port"), 0), (("--port", "run"), 0),
-        (("run", "--port", "80"), 80), (("run", "--port=80"), 80), (("--port", "80", "run"), 80),
+        (("run",), None),
+        (("run", "--port"), 0),
+        (("--port", "run"), 0),
+        (("run", "--port", "80"), 80),
+        (("run", "--port=80"), 80),
+        (("--port", "80", "run"), 80),
         (("run", "--port", "--users", "5"), 0),
     ],
-)  # fmt: skip
+)
 def test_the_number_of_some_options_may_be_left_out(call, args, port):
     (settings, _), _ = call(*args)
     assert (settings.run, settings.port) == (Path("run"), port)

@@ -51,9 +51,7 @@ def test_what_recommend_says_is_written_checked_and_packed(lmi_bench, tmp_path):
     assert "has a licence of its own: read it, then add --accept-eula" in refused.stderr
     assert not out.exists()
     done = lmi_bench("deploy", "write", rec, "--out", out, "--accept-eula")
-    assert "image 763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29" in (
-        done.stdout
-    )
+    assert "image 763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29" in (done.stdout)
     best = json.loads(rec.read_text())["recommended"]
     config = json.loads((out / "sagemaker.json").read_text())[1]["parameters"]
     variant = config["ProductionVariants"][0]
@@ -81,9 +79,7 @@ def test_a_layout_for_least_latency_takes_one_request_at_a_time(lmi_bench, tmp_p
 
 def test_a_mistake_in_a_file_is_one_line_and_exit_2(lmi_bench, tmp_path):
     file = tmp_path / "serving.properties"
-    file.write_text(
-        "option.rolling_batch=lmi-dist\nengine=Python\noption.max_rollin_batch_size=8\n"
-    )
+    file.write_text("option.rolling_batch=lmi-dist\nengine=Python\noption.max_rollin_batch_size=8\n")
     done = lmi_bench("deploy", "check", file, "--djl-version", "0.26.0", expect=2)
     assert "did you mean option.max_rolling_batch_size?" in done.stderr
     assert "engine=Python has no rolling batch lmi-dist" in done.stderr
@@ -126,9 +122,7 @@ def test_the_bundled_engine_serves_a_containers_file(lmi_bench, served_file, mon
         statuses = []
         for count in (60, 70):
             body = {"inputs": "a b", "parameters": {"max_new_tokens": count}}
-            request = urllib.request.Request(
-                f"{server.url}/invocations", json.dumps(body).encode(), method="POST"
-            )
+            request = urllib.request.Request(f"{server.url}/invocations", json.dumps(body).encode(), method="POST")
             try:
                 with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
                     statuses.append(answer.status)
@@ -146,18 +140,11 @@ def test_a_model_that_loads_too_long_ends_the_server_with_one_line(served_file):
     """Building the demo model takes longer than a second's hundredth on any machine."""
     served_file.write_text("option.model_id=demo-110m\noption.max_rolling_batch_size=2\n")
     done = subprocess.run(
-        command(
-            *("serve", "--port", "0", "--serving-properties", str(served_file)),
-            *("--model-loading-timeout", "1"),
-        ),
+        command(*("serve", "--port", "0", "--serving-properties", str(served_file)), *("--model-loading-timeout", "1")),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
-        env={
-            **environment(),
-            "HOME": str(served_file.parent),
-            "XDG_CACHE_HOME": str(served_file.parent),
-        },
+        env={**environment(), "HOME": str(served_file.parent), "XDG_CACHE_HOME": str(served_file.parent)},
         check=False,
     )
     assert done.returncode == 1
@@ -215,9 +202,7 @@ def test_sagemakers_own_draft_does_not_run_on_this_machine(lmi_bench):
     assert "the bundled engine, which runs on this machine" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("version", "profile"), [("0.38.0", "vLLM 0.12 to 0.19"), ("0.35.0", "vLLM 0.12 to 0.19")]
-)
+@pytest.mark.parametrize(("version", "profile"), [("0.38.0", "vLLM 0.12 to 0.19"), ("0.35.0", "vLLM 0.12 to 0.19")])
 def test_a_simulated_container_has_the_profile_nearest_to_its_engine(tmp_path, version, profile):
     notes = []
     file = tmp_path / "serving.properties"

@@ -47,9 +47,7 @@ def test_plain_help_lists_at_most_forty_options_and_each_default_in_one_form(com
     assert "(default: (" not in text
 
 
-@pytest.mark.parametrize(
-    "command", [("sweep",), ("serve",), ("generate",), ("compile",), ("recommend",)], ids=" ".join
-)
+@pytest.mark.parametrize("command", [("sweep",), ("serve",), ("generate",), ("compile",), ("recommend",)], ids=" ".join)
 def test_the_rest_is_under_help_all(command):
     few, all_ = options(shown(*command, "--help")), options(shown(*command, "--help-all"))
     assert set(few) < set(all_)

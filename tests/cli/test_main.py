@@ -35,8 +35,7 @@ def ended(folder, raised, before=None, **more):
 
 
 @pytest.mark.parametrize(
-    ("raised", "says"),
-    [("ValueError('two\\nlines')", "ValueError: two"), ("MemoryError", "not enough memory")],
+    ("raised", "says"), [("ValueError('two\\nlines')", "ValueError: two"), ("MemoryError", "not enough memory")]
 )
 def test_a_fault_is_one_line_and_its_trace_is_beside_the_run(tmp_path, raised, says):
     code, (line,) = ended(tmp_path, raised)
@@ -57,8 +56,6 @@ def test_the_trace_goes_to_the_terminal_if_that_is_wanted(tmp_path):
 
 def test_a_fault_is_one_line_where_no_file_can_be_written(tmp_path):
     """As on a full disk, which has no room for a temporary file either."""
-    code, lines = ended(
-        tmp_path, "ValueError(1)", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    )
+    code, lines = ended(tmp_path, "ValueError(1)", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
     assert (code, len(lines)) == (1, 1)
     assert "shown with LMI_BENCH_DEBUG=1: runs/lmi-bench-error-" in lines[0]

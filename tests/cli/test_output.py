@@ -53,16 +53,9 @@ def test_json_is_one_document_and_the_same_as_the_file(run, tmp_path, args):
 
 
 @pytest.mark.parametrize(
-    "args",
-    [
-        ("deploy", "limits", *MACHINE),
-        ("deploy", "options"),
-        ("workload", "from", "log.csv", "-o", "w.yaml"),
-    ],
+    "args", [("deploy", "limits", *MACHINE), ("deploy", "options"), ("workload", "from", "log.csv", "-o", "w.yaml")]
 )
-def test_an_answer_without_a_file_of_its_own_is_its_tables_and_sentences(
-    run, tmp_path, monkeypatch, args
-):
+def test_an_answer_without_a_file_of_its_own_is_its_tables_and_sentences(run, tmp_path, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
     rows = [f"2026-11-22T10:00:{second:02},100,20" for second in range(40)]
     log = "\n".join(["timestamp,prompt_tokens,completion_tokens", *rows])
@@ -122,9 +115,7 @@ def test_an_error_leaves_no_document(run, args, message):
 def in_terminal(*args, **variables):
     """What a terminal of 80 columns gets."""
     inside, outside = pty.openpty()
-    started = subprocess.Popen(
-        command(*args), stdout=outside, stderr=outside, env=environment() | variables
-    )
+    started = subprocess.Popen(command(*args), stdout=outside, stderr=outside, env=environment() | variables)
     os.close(outside)
     said = b""
     while True:
@@ -159,10 +150,7 @@ def test_colours_are_off_where_they_are_not_wanted():
         ),
         (("predict",), ("--model, --instance: missing",)),
         (("verify",), ("REC.json, --target: missing",)),
-        (
-            ("predict", "--model", "nosuch", "--instance", "ml.nope", "--slo=x"),
-            ("No such option",),
-        ),
+        (("predict", "--model", "nosuch", "--instance", "ml.nope", "--slo=x"), ("No such option",)),
         (
             ("compare-accelerators", "--model", "no-such-model", "--isl", "0"),
             ("2 mistakes", "--input-tokens", "'no-such-model'"),
@@ -199,12 +187,8 @@ def test_a_reader_that_ends_early_costs_no_file(form, closed, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as pipe:
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | dict.fromkeys(
-            closed, pipe
-        )
-        done = subprocess.run(
-            command(*arguments), env=environment(), text=True, check=False, **streams
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | dict.fromkeys(closed, pipe)
+        done = subprocess.run(command(*arguments), env=environment(), text=True, check=False, **streams)
     assert (done.returncode, "Broken pipe" in (done.stderr or "")) == (0, False)
     assert json.loads(file.read_text())
     assert done.stdout is None or "ms" in done.stdout

@@ -15,13 +15,7 @@ from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import stdout
-from lmi_bench.cli.recommend_print import (
-    answer_lines,
-    candidate_rows,
-    distinct_layouts,
-    print_advice,
-    rejection_lines,
-)
+from lmi_bench.cli.recommend_print import answer_lines, candidate_rows, distinct_layouts, print_advice, rejection_lines
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo

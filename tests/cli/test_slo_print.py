@@ -23,9 +23,7 @@ def run_of(*levels):
     """A run of (users, requests, TTFT in seconds)."""
     records = [
         tuple(
-            RequestRecord(
-                i, 0.0, Exchange(0.0, (ttft_s, 3.0), (1, 1)), input_tokens=1, output_tokens=2
-            )
+            RequestRecord(i, 0.0, Exchange(0.0, (ttft_s, 3.0), (1, 1)), input_tokens=1, output_tokens=2)
             for i in range(n)
         )
         for _, n, ttft_s in levels
@@ -37,10 +35,7 @@ def run_of(*levels):
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        (
-            ((16, 48, 2.0), (32, 96, 3.0)),
-            "none: ttft_p90<=1000ms; concurrency 16 misses ttft_p90<=1000ms",
-        ),
+        (((16, 48, 2.0), (32, 96, 3.0)), "none: ttft_p90<=1000ms; concurrency 16 misses ttft_p90<=1000ms"),
         (
             ((1, 3, 0.1), (2, 6, 0.1), (16, 48, 2.0)),
             "not measured: ttft_p90<=1000ms; concurrency 16 misses ttft_p90<=1000ms; no valid "

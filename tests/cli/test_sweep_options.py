@@ -60,11 +60,22 @@ def test_fixed_answers_go_with_drawn_prompts():
 def test_what_is_typed_becomes_what_a_scenario_holds():
     """Names with units, comma lists, files, and words for what is off."""
     found = stated(
-        think_time="3", idle_cap=4.0, ramp=5.0, timeout="none", first_token_timeout=2.0,
-        speed="1,2.5", concurrency="auto", dataset=Path("a.jsonl"), agents="default",
-        connections="4", sagemaker_endpoint_url="http://x", enforce_eager="off", stream=False,
-        slo=("ttft_p90<=1s",), seed=0,
-    )  # fmt: skip
+        think_time="3",
+        idle_cap=4.0,
+        ramp=5.0,
+        timeout="none",
+        first_token_timeout=2.0,
+        speed="1,2.5",
+        concurrency="auto",
+        dataset=Path("a.jsonl"),
+        agents="default",
+        connections="4",
+        sagemaker_endpoint_url="http://x",
+        enforce_eager="off",
+        stream=False,
+        slo=("ttft_p90<=1s",),
+        seed=0,
+    )
     assert found == {
         "workload.think_s": "3",
         "workload.idle_cap_s": 4.0,

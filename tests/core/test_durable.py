@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.core import durable
-from lmi_bench.core.durable import (
-    append_and_sync,
-    drop_torn_tail,
-    lock_folder,
-    read_text,
-    write_text,
-)
+from lmi_bench.core.durable import append_and_sync, drop_torn_tail, lock_folder, read_text, write_text
 from lmi_bench.core.errors import InputError
 
 
@@ -57,12 +51,7 @@ def test_a_folder_in_the_way_is_refused_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize(
-    "write",
-    [
-        lambda path: append_and_sync(path, b"x"),
-        lambda path: durable.write_inside(path, "x"),
-        drop_torn_tail,
-    ],
+    "write", [lambda path: append_and_sync(path, b"x"), lambda path: durable.write_inside(path, "x"), drop_torn_tail]
 )
 def test_run_files_follow_no_links(tmp_path, write, is_there):
     """Neither to a file nor to a place where one would appear."""

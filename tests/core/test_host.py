@@ -96,12 +96,8 @@ print(resident_mib() - before)
 """
 
 
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt"
-)
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
 def test_large_memory_is_returned_when_it_is_freed():
     """Eight pieces of 12 MiB between small ones in use: 0.5 MiB is left of 96 that glibc keeps."""
-    ended = subprocess.run(
-        [sys.executable, "-c", FREED], capture_output=True, check=True, text=True
-    )
+    ended = subprocess.run([sys.executable, "-c", FREED], capture_output=True, check=True, text=True)
     assert float(ended.stdout) < 8

@@ -39,9 +39,8 @@ def test_a_lognormal_leans_to_the_right():
 
 @pytest.mark.parametrize(
     ("text", "least", "most"),
-    [("uniform(3,5)", 3, 5), ("normal(10,20)", 1, 90), ("normal(10,20,30)", 1, 30),
-     ("lognormal(100,100)", 1, 500)],
-)  # fmt: skip
+    [("uniform(3,5)", 3, 5), ("normal(10,20)", 1, 90), ("normal(10,20,30)", 1, 30), ("lognormal(100,100)", 1, 500)],
+)
 def test_no_draw_leaves_its_bounds(text, least, most):
     found = draws(text)
     assert min(found) >= least
@@ -49,9 +48,8 @@ def test_no_draw_leaves_its_bounds(text, least, most):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "normal(1)", "uniform(5,3)", "uniform(1,2,3)", "zipf(1,2)", "normal(a,b)",
-             "fixed(0)", "normal(1,2"]
-)  # fmt: skip
+    "text", ["", "normal(1)", "uniform(5,3)", "uniform(1,2,3)", "zipf(1,2)", "normal(a,b)", "fixed(0)", "normal(1,2"]
+)
 def test_what_is_no_distribution_is_refused(text):
     with pytest.raises(InputError):
         parse_lengths(text)

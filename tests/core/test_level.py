@@ -45,9 +45,7 @@ def test_a_line_is_written_back_with_its_keys_in_their_order_and_those_of_newer_
     assert same_bytes(dict(reversed(LINE.items())))
 
 
-@pytest.mark.parametrize(
-    "key", [key for key in LINE if key not in ("level", "attempt", "concurrency")]
-)
+@pytest.mark.parametrize("key", [key for key in LINE if key not in ("level", "attempt", "concurrency")])
 def test_a_line_without_a_key_stays_without_it(key):
     assert same_bytes({name: value for name, value in LINE.items() if name != key})
 
@@ -96,10 +94,7 @@ def test_every_key_of_a_level_is_listed_in_the_docs():
 
 
 def test_a_level_that_was_just_measured_is_read_back_as_it_was_written():
-    records = tuple(
-        RequestRecord(i, 0.0, Exchange(0.0, (0.1 * (i + 1), 2.0)), input_tokens=8)
-        for i in range(30)
-    )
+    records = tuple(RequestRecord(i, 0.0, Exchange(0.0, (0.1 * (i + 1), 2.0)), input_tokens=8) for i in range(30))
     for load in (Load(concurrency=4), Load(rate_per_s=2.5)):
         measured = summarise_level(LevelRun(LevelSpec(3, load, num_requests=30), 2, records))
         line = orjson.dumps(measured.to_json(), option=orjson.OPT_SERIALIZE_NUMPY)
@@ -108,9 +103,7 @@ def test_a_level_that_was_just_measured_is_read_back_as_it_was_written():
 
 def kept_lines():
     """The level lines of the golden outputs: simulated sweeps of every kind of load."""
-    for path in sorted(
-        (Path(__file__).parents[1] / "golden" / "outputs").rglob("levels.jsonl.txt")
-    ):
+    for path in sorted((Path(__file__).parents[1] / "golden" / "outputs").rglob("levels.jsonl.txt")):
         text, decoder = path.read_text(), json.JSONDecoder()
         while text := text.lstrip():
             line, end = decoder.raw_decode(text)

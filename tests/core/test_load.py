@@ -38,20 +38,26 @@ def test_a_description_says_how_requests_arrive():
 
 
 def test_a_load_has_a_value_on_its_own_axis_only():
-    assert (Load(concurrency=8).on("concurrency"), Load(concurrency=8).on("rate_per_s")) == (
-        8,
-        None,
-    )
+    assert (Load(concurrency=8).on("concurrency"), Load(concurrency=8).on("rate_per_s")) == (8, None)
     assert Load(rate_per_s=0.5).axis == "rate_per_s"
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"concurrency": 1, "rate_per_s": 1.0}, {"concurrency": 0}, {"rate_per_s": 0.0},
-     {"rate_per_s": 1e-20}, {"rate_per_s": 1e10}, {"concurrency": 10**10},
-     {"rate_per_s": 1.0, "burstiness": 0.0}, {"rate_per_s": 1.0, "ramp_s": -1.0},
-     {"rate_per_s": 1.0, "think_time_s": 1.0}, {"concurrency": 1, "think_time_s": -1.0}],
-)  # fmt: skip
+    [
+        {},
+        {"concurrency": 1, "rate_per_s": 1.0},
+        {"concurrency": 0},
+        {"rate_per_s": 0.0},
+        {"rate_per_s": 1e-20},
+        {"rate_per_s": 1e10},
+        {"concurrency": 10**10},
+        {"rate_per_s": 1.0, "burstiness": 0.0},
+        {"rate_per_s": 1.0, "ramp_s": -1.0},
+        {"rate_per_s": 1.0, "think_time_s": 1.0},
+        {"concurrency": 1, "think_time_s": -1.0},
+    ],
+)
 def test_a_load_that_makes_no_sense_cannot_exist(fields):
     with pytest.raises(InputError):
         Load(**fields)

@@ -28,10 +28,7 @@ from lmi_bench.core.scenario import Scenario
 from tests.levels import level_of
 
 RECORD = RequestRecord(
-    request_id=0,
-    due_s=0.0,
-    exchange=Exchange(0.001, (0.25, 0.5), finish_reason="length", ended_s=0.5),
-    input_tokens=8,
+    request_id=0, due_s=0.0, exchange=Exchange(0.001, (0.25, 0.5), finish_reason="length", ended_s=0.5), input_tokens=8
 )
 
 
@@ -90,10 +87,7 @@ def test_a_run_that_was_killed_before_its_manifest_may_begin_again(tmp_path):
 
 
 def test_two_sweeps_never_write_one_folder(tmp_path):
-    with (
-        RunStore.create(tmp_path / "run", _manifest()),
-        pytest.raises(InputError, match=f"process {os.getpid()}"),
-    ):
+    with RunStore.create(tmp_path / "run", _manifest()), pytest.raises(InputError, match=f"process {os.getpid()}"):
         RunStore.resume(tmp_path / "run", _manifest())
     RunStore.resume(tmp_path / "run", _manifest()).close()
 
@@ -207,9 +201,7 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
         told += [int(line) for line in process.stdout]
     process.wait()
     before = (path / "levels.jsonl").read_bytes()
-    with RunStore.resume(
-        path, Manifest(scenario_hash="h")
-    ) as store:  # the lock of a killed process is gone
+    with RunStore.resume(path, Manifest(scenario_hash="h")) as store:  # the lock of a killed process is gone
         finished = len(store.levels)
         assert finished >= len(told)
         store.append_level([RECORD], _level(finished, store.next_attempt(finished)))
@@ -260,9 +252,7 @@ def test_a_disk_that_is_full_from_the_beginning_or_at_the_end_is_one_line(tmp_pa
     RunStore.resume(path, _manifest()).close()
 
 
-@pytest.mark.parametrize(
-    "left", [(LOCK,), (LOCK, "manifest.json.0a1b2c3d.new"), (LOCK, "levels.jsonl")]
-)
+@pytest.mark.parametrize("left", [(LOCK,), (LOCK, "manifest.json.0a1b2c3d.new"), (LOCK, "levels.jsonl")])
 def test_a_run_killed_before_its_manifest_begins_anew(tmp_path, left):
     for name in left:
         (tmp_path / name).touch()
@@ -291,11 +281,7 @@ def test_secrets_are_never_written(tmp_path):
     ]
     manifest = replace(_manifest(), target=TargetFacts.from_json(target), commands=commands)
     failed = RequestRecord(
-        0,
-        0.0,
-        Exchange(0.0),
-        status="client_error",
-        error=f"401: Authorization: Bearer {custom} is wrong",
+        0, 0.0, Exchange(0.0), status="client_error", error=f"401: Authorization: Bearer {custom} is wrong"
     )
     with RunStore.create(tmp_path / "run", manifest, secrets=[custom]) as store:
         store.append_level([failed], _level(0, first_error=f"key {custom} unknown"))
@@ -359,10 +345,7 @@ def test_a_manifest_is_written_back_as_it_was_read():
     ("damage", "line"),
     [
         ({"scenario": []}, r"manifest\.json: scenario must be an object, not \[\]"),
-        (
-            {"scenario": {"slo": "ttft"}},
-            "json: scenario: slo must be a list of its kind of values, not 'ttft'",
-        ),
+        ({"scenario": {"slo": "ttft"}}, "json: scenario: slo must be a list of its kind of values, not 'ttft'"),
         ({"target": {"replicas": "2"}}, "json: target: replicas must be a whole number, not '2'"),
         ({"target": {"scheduler": {}}}, "json: target: scheduler: it has no `num_blocks`"),
     ],
@@ -375,9 +358,7 @@ def test_a_damaged_manifest_names_the_file_and_the_field(tmp_path, damage, line)
 
 def test_what_only_some_answers_have_comes_back_and_costs_the_others_nothing(tmp_path):
     stages = {"queue_s": 0.1, "prefill_s": 0.2, "decode_s": 0.3}
-    answer = replace(
-        RECORD.exchange, first_answer_s=0.25, reasoning_tokens=1, streamed=False, **stages
-    )
+    answer = replace(RECORD.exchange, first_answer_s=0.25, reasoning_tokens=1, streamed=False, **stages)
     thinking = replace(RECORD, request_id=1, exchange=answer)
     with RunStore.create(tmp_path / "run", _manifest()) as store:
         store.append_level([RECORD, thinking], _level(0))

@@ -29,10 +29,7 @@ HASHES = {
 TIMED = ("chat-256-256", "long-context-3840-256")  # once with timeout_s: 60, now --timeout 60
 STATED_HASHES = [
     ({}, "4de8bc88db1c672c"),
-    (
-        {"load.rate_per_s": [1, 2.5], "load.arrivals": "gamma", "load.burstiness": 0.5},
-        "4cbcb358d87280df",
-    ),
+    ({"load.rate_per_s": [1, 2.5], "load.arrivals": "gamma", "load.burstiness": 0.5}, "4cbcb358d87280df"),
     ({"target": "http://x:1", "model": "m", "stream": False}, "74a84bddd2d82abd"),
     (
         {
@@ -73,9 +70,8 @@ def test_more_users_than_tasks_can_be_are_refused():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("block_size", 0), ("num_blocks", 0), ("threads", 0), ("memory_share", 0.0),
-     ("memory_share", 1.01)],
-)  # fmt: skip
+    [("block_size", 0), ("num_blocks", 0), ("threads", 0), ("memory_share", 0.0), ("memory_share", 1.01)],
+)
 def test_sizes_of_the_engine_are_checked_before_it_loads_a_model(name, value):
     with pytest.raises(InputError, match=rf"engine\.{name}"):
         parse_scenario({"engine": {name: value}})
@@ -131,14 +127,7 @@ def test_every_mistake_is_reported_at_once():
         )
     text = str(caught.value)
     assert "6 mistakes" in text
-    for place in (
-        "modle",
-        "workload.input_tokens",
-        "load.concurrency.1",
-        "load.arrivals",
-        "slo",
-        "timeout_s",
-    ):
+    for place in ("modle", "workload.input_tokens", "load.concurrency.1", "load.arrivals", "slo", "timeout_s"):
         assert place in text
 
 
@@ -195,8 +184,7 @@ def test_a_cap_of_nothing_is_not_no_cap(tmp_path):
     (tmp_path / "agents.jsonl").write_text("{}")
     workload = {"agent_trace": str(tmp_path / "agents.jsonl")}
     hashes = {
-        parse_scenario({"workload": workload | more}).hash()
-        for more in ({}, {"idle_cap_s": 0}, {"idle_cap_s": 5})
+        parse_scenario({"workload": workload | more}).hash() for more in ({}, {"idle_cap_s": 0}, {"idle_cap_s": 5})
     }
     assert len(hashes) == 3
 
@@ -278,12 +266,7 @@ def test_connections_are_refused_in_one_sentence(given):
         {"input_tokens": 100},
         {"input_tokens": 99},
         {"input_lengths": "uniform(50,150)"},
-        {
-            "mix": [
-                {"input_tokens": 500, "output_tokens": 1},
-                {"input_tokens": 9, "output_tokens": 1},
-            ]
-        },
+        {"mix": [{"input_tokens": 500, "output_tokens": 1}, {"input_tokens": 9, "output_tokens": 1}]},
     ],
 )
 def test_a_shared_prefix_must_leave_a_prompt_something_of_its_own(workload):
@@ -319,13 +302,9 @@ def test_a_length_that_would_have_no_effect_is_refused(tmp_path, source, name, h
         found = parse_scenario({}).with_overrides(fields)
         assert found == load_scenario(file)
         return
-    with pytest.raises(
-        InputError, match=f"^{name} would have no effect: lengths are those of {source}"
-    ):
+    with pytest.raises(InputError, match=f"^{name} would have no effect: lengths are those of {source}"):
         parse_scenario({}).with_overrides(fields)
-    with pytest.raises(
-        InputError, match=f"s.yaml: {name} would have no effect: lengths are those of {source}"
-    ):
+    with pytest.raises(InputError, match=f"s.yaml: {name} would have no effect: lengths are those of {source}"):
         load_scenario(file)
 
 

@@ -58,10 +58,7 @@ def test_azures_later_trace_has_a_time_zone_and_may_lack_fractions(tmp_path):
 
 
 def test_burstgpt_is_in_seconds_and_failures_are_left_out(tmp_path):
-    assert trace_of(tmp_path, BURSTGPT).requests == (
-        TraceRequest(0.0, 472, 18),
-        TraceRequest(113.0, 417, 276),
-    )
+    assert trace_of(tmp_path, BURSTGPT).requests == (TraceRequest(0.0, 472, 18), TraceRequest(113.0, 417, 276))
 
 
 def test_agent_sessions_are_no_trace_and_the_message_says_where_they_go(tmp_path):
@@ -72,9 +69,9 @@ def test_agent_sessions_are_no_trace_and_the_message_says_where_they_go(tmp_path
 BAILIAN = """{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, LENGTHS, "hash_ids": IDS}
 {"chat_id": 160, "parent_chat_id": 159, "timestamp": 121.5, LENGTHS, "hash_ids": IDS}
 {"chat_id": 161, "parent_chat_id": -1, "timestamp": 181.0, LENGTHS, "hash_ids": IDS}
-""".replace(
-    "LENGTHS", '"input_length": 521, "output_length": 132, "type": "text", "turn": 1'
-).replace("IDS", str(list(range(33))))
+""".replace("LENGTHS", '"input_length": 521, "output_length": 132, "type": "text", "turn": 1').replace(
+    "IDS", str(list(range(33)))
+)
 
 
 def test_a_bailian_trace_is_in_seconds_with_blocks_of_16(tmp_path):
@@ -86,9 +83,7 @@ def test_a_bailian_trace_is_in_seconds_with_blocks_of_16(tmp_path):
 
 def test_the_block_size_is_the_one_that_the_lengths_fit(tmp_path):
     """1,019 and 755 tokens with 8 and 6 ids are blocks of 128; a stated size must fit, too."""
-    ids = MOONCAKE.replace("[0, 2]", "[0, 1, 2, 3, 4, 5, 6, 7]").replace(
-        "[0, 1]", "[9, 1, 2, 3, 4, 5]"
-    )
+    ids = MOONCAKE.replace("[0, 2]", "[0, 1, 2, 3, 4, 5, 6, 7]").replace("[0, 1]", "[9, 1, 2, 3, 4, 5]")
     assert trace_of(tmp_path, ids).block_tokens == 128
     stated = ids.replace('"timestamp"', '"block_size": 64, "timestamp"')
     with pytest.raises(InputError, match=r"blocks of 64 tokens, such as 1,019 .* 8 hash ids"):

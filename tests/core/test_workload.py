@@ -14,12 +14,7 @@ from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arriv
 
 
 def test_constant_arrivals_are_one_over_the_rate_apart():
-    assert list(arrival_times_s(4.0, process="constant", seed=0, num_requests=4)) == [
-        0.0,
-        0.25,
-        0.5,
-        0.75,
-    ]
+    assert list(arrival_times_s(4.0, process="constant", seed=0, num_requests=4)) == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_poisson_gaps_have_the_mean_and_the_spread_of_an_exponential():

@@ -28,11 +28,7 @@ from lmi_bench.deploy.images import Container
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.sagemaker import check_request, endpoint_requests
-from lmi_bench.deploy.server_settings import (
-    lmi_settings,
-    tgi_environment,
-    vllm_arguments,
-)
+from lmi_bench.deploy.server_settings import lmi_settings, tgi_environment, vllm_arguments
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 
 ROLE = "arn:aws:iam::111122223333:role/sagemaker"
@@ -97,14 +93,7 @@ def answer_of(model, *, slots=57, input_tokens=300, output_tokens=200, **changes
 
 
 def test_a_recommendation_becomes_its_own_layout():
-    answer = answer_of(
-        "llama-2-13b",
-        instance="ml.p4d.24xlarge",
-        instances=3,
-        tensor_parallel=2,
-        copies=4,
-        slots=57,
-    )
+    answer = answer_of("llama-2-13b", instance="ml.p4d.24xlarge", instances=3, tensor_parallel=2, copies=4, slots=57)
     made = plan_from_recommendation(answer, "llama-2-13b", VLLM_0_12)
     settings = parse_properties(build_bundle(made, LMI, ENDPOINT).files["serving.properties"])
     assert settings["option.tensor_parallel_degree"] == "2"
@@ -115,8 +104,7 @@ def test_a_recommendation_becomes_its_own_layout():
         answer,
         question=replace(answer.question, kinds=(RequestKind(900, 10, 0.1),)),
         recommended=replace(
-            answer.recommended,
-            setting=EngineSetting(dtype="int4", kv_dtype="float8", max_batch_size=57),
+            answer.recommended, setting=EngineSetting(dtype="int4", kv_dtype="float8", max_batch_size=57)
         ),
     )
     awq = "org/Llama-2-13B-AWQ"
@@ -213,9 +201,7 @@ def test_any_parameter_can_be_set_and_is_checked():
         "register_scalable_target.MinCapacity=0",
         "create_endpoint.Tags=[{Key: team, Value: search}]",
     )
-    sent = {
-        each["operation"]: each["parameters"] for each in json.loads(bundle.files["sagemaker.json"])
-    }
+    sent = {each["operation"]: each["parameters"] for each in json.loads(bundle.files["sagemaker.json"])}
     assert sent["create_model"]["EnableNetworkIsolation"] is True
     assert sent["create_endpoint_config"]["ProductionVariants"][0]["VolumeSizeInGB"] == 200
     resources = template_of(bundle)
@@ -279,10 +265,7 @@ def test_scaling_holds_the_concurrency_of_what_is_scaled():
     made = plan(tensor_parallel=2, machines=2, max_model_len=2048, max_batch=10)
     by_machine = dict(
         endpoint_requests(
-            made,
-            container(),
-            EndpointSettings("e", ROLE, 600, max_instances=5),
-            one_copy_a_container=False,
+            made, container(), EndpointSettings("e", ROLE, 600, max_instances=5), one_copy_a_container=False
         )
     )
     policy = by_machine["put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
@@ -290,11 +273,7 @@ def test_scaling_holds_the_concurrency_of_what_is_scaled():
     assert by_machine["register_scalable_target"]["MaxCapacity"] == 5
     by_copy = dict(
         endpoint_requests(
-            *(
-                made,
-                container(),
-                EndpointSettings("e", ROLE, 600, max_instances=5, components=True),
-            ),
+            *(made, container(), EndpointSettings("e", ROLE, 600, max_instances=5, components=True)),
             one_copy_a_container=False,
         )
     )
@@ -422,11 +401,7 @@ class TestArchive:
 
 
 SETTING = EngineSetting(
-    kv_dtype="float8",
-    max_prefill_tokens=8192,
-    chunked_prefill=True,
-    memory_share=0.85,
-    cuda_graphs=False,
+    kv_dtype="float8", max_prefill_tokens=8192, chunked_prefill=True, memory_share=0.85, cuda_graphs=False
 )
 
 
@@ -440,20 +415,23 @@ def fast_plan():
 def test_engine_settings_of_a_plan_are_written_in_each_servers_words():
     made = fast_plan()
     lmi = parse_properties(build_bundle(made, LMI, ENDPOINT).files["serving.properties"])
-    assert json.loads(lmi["option.speculative_config"]) == {
-        "model": "org/tiny-draft",
-        "num_speculative_tokens": 5,
-    }
-    assert {name: lmi[f"option.{name}"] for name in (
-        "kv_cache_dtype", "max_rolling_batch_prefill_tokens", "enable_chunked_prefill",
-        "gpu_memory_utilization", "enforce_eager",
-    )} == {
+    assert json.loads(lmi["option.speculative_config"]) == {"model": "org/tiny-draft", "num_speculative_tokens": 5}
+    assert {
+        name: lmi[f"option.{name}"]
+        for name in (
+            "kv_cache_dtype",
+            "max_rolling_batch_prefill_tokens",
+            "enable_chunked_prefill",
+            "gpu_memory_utilization",
+            "enforce_eager",
+        )
+    } == {
         "kv_cache_dtype": "fp8",
         "max_rolling_batch_prefill_tokens": "8192",
         "enable_chunked_prefill": "true",
         "gpu_memory_utilization": "0.85",
         "enforce_eager": "true",
-    }  # fmt: skip
+    }
     script = build_bundle(made, Server("vllm"), ENDPOINT).files["vllm-serve.sh"]
     words = shlex.split(script.split("exec ")[1].replace("\\\n", ""))
     assert words[words.index("--kv-cache-dtype") + 1] == "fp8"
@@ -517,8 +495,7 @@ class TestAVariantOfACatalogModel:
         assert made.weights.location == "Qwen/Qwen3-32B-AWQ"
 
     @pytest.mark.parametrize(
-        ("model", "dtype"),
-        [("openai/gpt-oss-20b", "mxfp4"), ("RedHatAI/Qwen3-32B-FP8-dynamic", "float8")],
+        ("model", "dtype"), [("openai/gpt-oss-20b", "mxfp4"), ("RedHatAI/Qwen3-32B-FP8-dynamic", "float8")]
     )
     def test_published_formats_are_left_to_the_checkpoint(self, model, dtype):
         made = plan(model, "ml.p5.48xlarge", max_model_len=2048)
@@ -580,9 +557,10 @@ def test_blackwell_gets_the_driver_that_knows_it_whatever_the_image():
     made = plan_from_layout("llama-3.1-8b", "ml.p6-b200.48xlarge", VLLM_0_12, Stated())
     bundle = build_bundle(made, Server("lmi", image="lmi24"), ENDPOINT)
     (config,) = (
-        each["parameters"] for each in json.loads(bundle.files["sagemaker.json"])
+        each["parameters"]
+        for each in json.loads(bundle.files["sagemaker.json"])
         if each["operation"] == "create_endpoint_config"
-    )  # fmt: skip
+    )
     ami = config["ProductionVariants"][0]["InferenceAmiVersion"]
     assert ami == "al2023-ami-sagemaker-inference-gpu-4-1"
 

@@ -31,10 +31,7 @@ SIZED = {"option.max_rolling_batch_size": "32", "option.output_formatter": "json
             {"option.max_rolling_batch": "32"},
             "option.max_rolling_batch is not read; the key is option.max_rolling_batch_size",
         ),
-        (
-            {"option.max_batch_delay": "5"},
-            "option.max_batch_delay is not read; the key is max_batch_delay",
-        ),
+        ({"option.max_batch_delay": "5"}, "option.max_batch_delay is not read; the key is max_batch_delay"),
         (
             {"option.tensor_paralel_degree": "2"},
             "unknown key option.tensor_paralel_degree; did you mean option.tensor_parallel_degree?",
@@ -43,18 +40,12 @@ SIZED = {"option.max_rolling_batch_size": "32", "option.output_formatter": "json
         ({"dtype": "fp16"}, "unknown key dtype; did you mean option.dtype?"),
         ({"translatorFactory": "org.example.F"}, "unknown key translatorFactory"),
         ({"zzz_new": "1"}, "unknown key zzz_new; if the engine knows it, --allow"),
-        (
-            {"option.max_rolling_batch_size": "many"},
-            "option.max_rolling_batch_size=many: expected a whole number",
-        ),
+        ({"option.max_rolling_batch_size": "many"}, "option.max_rolling_batch_size=many: expected a whole number"),
         ({"option.tensor_parallel_degree": "all"}, "expected a whole number of at least 1, or max"),
         ({"option.dtype": "int4"}, "option.dtype=int4: expected one of fp32, fp16"),
         ({"option.enforce_eager": "yes"}, "expected true or false"),
         ({"option.speculative_config": "ngram"}, "expected JSON in one line"),
-        (
-            {"option.rolling_batch": "deepspeed"},
-            "option.rolling_batch=deepspeed does not exist since 0.35",
-        ),
+        ({"option.rolling_batch": "deepspeed"}, "option.rolling_batch=deepspeed does not exist since 0.35"),
         (
             {"batch_size": "8", "option.rolling_batch": "vllm"},
             "batch_size=8 is dynamic batching and option.rolling_batch=vllm is not",
@@ -125,11 +116,7 @@ def test_up_to_0_26_an_engine_has_its_own_rolling_batches(engine, rolling, neede
         ({"option.output_formatter": "sse"}, "C", "no effect in async mode"),
         ({"option.paged_attention": "true"}, "C", "is read only to 0.26"),
         ({"option.my_own": "1"}, "B", "option.my_own: it counts only if the handler reads it"),
-        (
-            {"option.max_model_len": "4096"},
-            "A",
-            "output_formatter is not set: 0.26 then streams one",
-        ),
+        ({"option.max_model_len": "4096"}, "A", "output_formatter is not set: 0.26 then streams one"),
         ({"option.quantize": "awq"}, "C", "disables the faster Marlin kernels"),
     ],
 )
@@ -156,8 +143,7 @@ def test_a_new_argument_passes_where_it_is_allowed():
 
 
 @pytest.mark.parametrize(
-    ("version", "era"),
-    [("0.24.0", "A"), ("0.26.0", "A"), ("0.27", "B"), ("0.34.0", "B"), ("0.36.0", "C")],
+    ("version", "era"), [("0.24.0", "A"), ("0.26.0", "A"), ("0.27", "B"), ("0.34.0", "B"), ("0.36.0", "C")]
 )
 def test_versions_fall_into_three_eras(version, era):
     assert era_of(version) == era
@@ -234,11 +220,7 @@ def test_arguments_of_the_servers_http_part_pass_in_every_version(tmp_path):
 
 @pytest.mark.parametrize(
     ("instance", "image", "is_set"),
-    [
-        ("ml.g6e.xlarge", None, True),
-        ("ml.g5.12xlarge", None, False),
-        ("ml.g6e.xlarge", "2.0.2", False),
-    ],
+    [("ml.g6e.xlarge", None, True), ("ml.g5.12xlarge", None, False), ("ml.g6e.xlarge", "2.0.2", False)],
 )
 def test_tgi_keeps_a_one_byte_cache_where_its_version_and_the_device_can(instance, image, is_set):
     bundle = bundle_of("tgi", instance, image=image)

@@ -8,14 +8,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
-from lmi_bench.deploy.backend_choice import (
-    CHOSEN,
-    OUT,
-    auto_resolves_to,
-    bundled_effects,
-    choose_backend,
-    degree_note,
-)
+from lmi_bench.deploy.backend_choice import CHOSEN, OUT, auto_resolves_to, bundled_effects, choose_backend, degree_note
 from lmi_bench.deploy.bundled_engine import bundled_settings
 from lmi_bench.deploy.option_table import Setting
 from lmi_bench.deploy.server_settings import jumpstart_environment
@@ -63,11 +56,7 @@ def test_a_gpu_without_bfloat16_is_told():
 @pytest.mark.parametrize(
     ("instance", "degrees", "padded"),
     [
-        (
-            "ml.inf2.48xlarge",
-            "1 (24 workers), 2 (12 workers), 4 (6 workers), 8 (3 workers)",
-            "12 and 24",
-        ),
+        ("ml.inf2.48xlarge", "1 (24 workers), 2 (12 workers), 4 (6 workers), 8 (3 workers)", "12 and 24"),
         ("ml.trn1.32xlarge", "8 (4 workers), 32 (1 workers); `max` is 32", None),
         ("ml.g5.48xlarge", "8 accelerators: 1 (8 workers)", None),
     ],
@@ -95,9 +84,7 @@ def test_auto_is_a_named_scheduler_in_every_version():
     assert "async" in auto_resolves_to(gpu, "C")
 
 
-@pytest.mark.parametrize(
-    ("instance", "shards"), [("ml.g5.2xlarge", 1), ("ml.g5.12xlarge", 4), ("ml.p4d.24xlarge", 8)]
-)
+@pytest.mark.parametrize(("instance", "shards"), [("ml.g5.2xlarge", 1), ("ml.g5.12xlarge", 4), ("ml.p4d.24xlarge", 8)])
 def test_jumpstart_set_a_shard_for_each_gpu_and_the_whole_context(instance, shards):
     """The posts: SM_NUM_GPUS 1, 4, 8 by instance; 4095 and 4096 tokens; 128 at once."""
     shape = find_model("llama-2-7b")
@@ -119,9 +106,7 @@ def test_falcon_7b_runs_on_one_gpu_alone():
 def bundled(simulated=False, era="A", **settings):
     named = {name.replace("__", "."): value for name, value in settings.items()}
     return bundled_settings(
-        {name: Setting(str(value), "file") for name, value in named.items()},
-        simulated=simulated,
-        era=era,
+        {name: Setting(str(value), "file") for name, value in named.items()}, simulated=simulated, era=era
     )
 
 
@@ -142,10 +127,7 @@ def test_a_container_of_today_chunks_caches_and_batches_as_it_does_unasked():
     assert found.lmi_replies == "async"
     assert "prefix caching on" in found.batching
     stated = bundled(
-        era="C",
-        option__rolling_batch="vllm",
-        option__enable_prefix_caching="false",
-        option__max_rolling_batch_size=64,
+        era="C", option__rolling_batch="vllm", option__enable_prefix_caching="false", option__max_rolling_batch_size=64
     )
     assert stated.engine["prefix_caching"] is False
     assert stated.engine["max_rolling_batch_size"] == 64
@@ -215,10 +197,7 @@ def test_batching_follows_the_containers_rules(settings, engine):
             {"option__quantize": "smoothquant", "option__smoothquant_alpha": 0.5},
             {"quantize": "smoothquant", "smoothquant_alpha": 0.5},
         ),
-        (
-            {"option__rotary_scaling_type": "linear", "option__rotary_scaling_factor": 2},
-            {"rope_scaling": "linear:2"},
-        ),
+        ({"option__rotary_scaling_type": "linear", "option__rotary_scaling_factor": 2}, {"rope_scaling": "linear:2"}),
     ],
 )
 def test_quantization_and_stretched_positions_become_the_engines_own(settings, engine):

@@ -42,9 +42,7 @@ class Control(BaseHTTPRequestHandler):
         operation = self.headers["X-Amz-Target"].rpartition(".")[2]
         self.asked.append(operation)
         verb = next(
-            v
-            for v in ("Create", "Describe", "Delete", "Register", "Deregister", "Put")
-            if operation.startswith(v)
+            v for v in ("Create", "Describe", "Delete", "Register", "Deregister", "Put") if operation.startswith(v)
         )
         kind = operation.removeprefix(verb)
         key = (kind, body.get(f"{kind}Name", ""))
@@ -52,10 +50,7 @@ class Control(BaseHTTPRequestHandler):
         if verb == "Create" and kind == self.refuses:
             status, answer = (
                 400,
-                {
-                    "__type": "ValidationException",
-                    "message": "Could not find model data at s3://bucket/weights/",
-                },
+                {"__type": "ValidationException", "message": "Could not find model data at s3://bucket/weights/"},
             )
         elif verb == "Create":
             self.things[key] = body
@@ -68,13 +63,7 @@ class Control(BaseHTTPRequestHandler):
         elif verb == "Delete" and key in self.things:
             del self.things[key]
         elif verb in ("Describe", "Delete"):
-            status, answer = (
-                400,
-                {
-                    "__type": "ValidationException",
-                    "message": f'Could not find {kind} "{key[1]}".',
-                },
-            )
+            status, answer = (400, {"__type": "ValidationException", "message": f'Could not find {kind} "{key[1]}".'})
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/x-amz-json-1.1")
@@ -199,12 +188,7 @@ def test_what_exists_with_other_settings_is_not_kept(aws, script, capsys, tmp_pa
     variant = plan[1]["parameters"]["ProductionVariants"][0]
     for place, key, value, says in (
         (environment, "OPTION_MAX_MODEL_LEN", "2048", "create_model: Environment is another"),
-        (
-            variant,
-            "InstanceType",
-            "ml.g5.xlarge",
-            "create_endpoint_config: InstanceType is another",
-        ),
+        (variant, "InstanceType", "ml.g5.xlarge", "create_endpoint_config: InstanceType is another"),
     ):
         kept, place[key] = place[key], value
         file.write_text(json.dumps(plan))

@@ -32,10 +32,17 @@ CUDA_SINCE = {"cu124": (7.0, 9.0), "cu126": (5.0, 9.0), "cu128": (7.0, 12.1), "c
 OVERFLOWS = ("gemma-2", "gemma-3", "glm-4-", "plamo-2")  # vLLM's _check_valid_dtype
 NAMED = {"awq": "int4", "gptq": "int4", "int4": "int4", "fp8": "float8", "mxfp4": "mxfp4"}
 PUBLISHED = {
-    "gpt-oss": "mxfp4", "deepseek-v4": "mxfp4", "kimi-k3": "mxfp4", "deepseek-v3": "float8",
-    "deepseek-r1": "float8", "kimi-k2-instruct": "float8", "minimax-m2": "float8",
-    "mimo-v2": "float8", "kimi-k2-thinking": "int4", "kimi-k2.5": "int4",
-}  # fmt: skip
+    "gpt-oss": "mxfp4",
+    "deepseek-v4": "mxfp4",
+    "kimi-k3": "mxfp4",
+    "deepseek-v3": "float8",
+    "deepseek-r1": "float8",
+    "kimi-k2-instruct": "float8",
+    "minimax-m2": "float8",
+    "mimo-v2": "float8",
+    "kimi-k2-thinking": "int4",
+    "kimi-k2.5": "int4",
+}
 KEYS = {
     "lmi": ("OPTION_", "GPU_MEMORY_UTILIZATION", "MAX_MODEL_LEN", "TENSOR_PARALLEL_DEGREE"),
     "vllm": ("SM_VLLM_", "GPU_MEMORY_UTILIZATION", "MAX_MODEL_LEN", "TENSOR_PARALLEL_SIZE"),

@@ -36,8 +36,7 @@ SAMPLES = (
     LORA,
     {"option.enable_prefix_caching": "true", "option.tokenizer_mode": "mistral"},
     {
-        "option.speculative_config": '{"method": "eagle3", "model": "org/draft", '
-        '"num_speculative_tokens": 4}',
+        "option.speculative_config": '{"method": "eagle3", "model": "org/draft", "num_speculative_tokens": 4}',
         "option.tensor_parallel_degree": "1",
     },
     {
@@ -119,8 +118,7 @@ def test_values_count_for_the_version_inside_the_image():
 def test_an_option_that_the_container_drops_is_a_trap():
     traps = verdict({"option.swap_space": "4", "option.zzz_new": "1"}).traps
     assert traps[:2] == (
-        "option.swap_space has no effect: vLLM 0.26.0 lacks it (it is an argument since 0.6.2, "
-        "before 0.18.0)",
+        "option.swap_space has no effect: vLLM 0.26.0 lacks it (it is an argument since 0.6.2, before 0.18.0)",
         "option.zzz_new has no effect: neither LMI nor vLLM 0.26.0 knows it",
     )
     assert not verdict({"option.zzz_new": "1"}).mistakes
@@ -182,8 +180,7 @@ def test_a_version_that_several_images_share_has_to_be_pinned():
 
 
 @pytest.mark.parametrize(
-    ("machine", "newest"),
-    [("ml.g5.2xlarge", "lmi29"), ("ml.g4dn.xlarge", "lmi26"), ("ml.p3.2xlarge", "lmi24")],
+    ("machine", "newest"), [("ml.g5.2xlarge", "lmi29"), ("ml.g4dn.xlarge", "lmi26"), ("ml.p3.2xlarge", "lmi24")]
 )
 def test_without_a_version_the_newest_image_that_runs_is_taken(machine, newest):
     """T4 is 7.5, and LMI's own wheels since 27 start at 8.0; CUDA 13 has no Volta (7.0)."""
@@ -255,9 +252,7 @@ def test_an_address_of_a_known_image_is_held_against_the_machine():
 
 
 def bundle_of(instance, image, tensor_parallel=1, components=False, **changes):
-    stated = Stated(
-        max_model_len=4096, max_input_tokens=3072, max_batch=8, tensor_parallel=tensor_parallel
-    )
+    stated = Stated(max_model_len=4096, max_input_tokens=3072, max_batch=8, tensor_parallel=tensor_parallel)
     made = replace(plan_from_layout("llama-2-7b", instance, TGI_2023, stated), **changes)
     role = "arn:aws:iam::111122223333:role/sagemaker"
     endpoint = EndpointSettings("test", role, components=components)

@@ -29,9 +29,7 @@ from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 from lmi_bench.jobs.settings.deploy import DeploySettings
 
-SCHEMAS = json.loads(
-    gzip.decompress((Path(__file__).parent / "schemas" / "kubernetes.json.gz").read_bytes())
-)
+SCHEMAS = json.loads(gzip.decompress((Path(__file__).parent / "schemas" / "kubernetes.json.gz").read_bytes()))
 AWQ = "org/Llama-3.1-70B-AWQ"
 
 
@@ -80,9 +78,7 @@ def test_the_files_are_valid_and_hold_the_planned_layout(model, instance, more):
     labels = deployment["template"]["metadata"]["labels"]
     assert service["selector"] == deployment["selector"]["matchLabels"]
     assert service["selector"].items() <= labels.items()
-    waits_s = (
-        container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"]
-    )
+    waits_s = container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"]
     start_up = plan.start_up(workers=1, downloads=plan.copies)
     assert waits_s >= max(600, 2 * (start_up.weights_s + start_up.compile_s))
     assert str(plan.limits.max_model_len) in container["args"]
@@ -97,8 +93,7 @@ def test_the_files_are_valid_and_hold_the_planned_layout(model, instance, more):
 
 
 @pytest.mark.parametrize(
-    ("server", "own", "headless"),
-    [("vllm", "--master-addr", True), ("sglang", "--dist-init-addr", False)],
+    ("server", "own", "headless"), [("vllm", "--master-addr", True), ("sglang", "--dist-init-addr", False)]
 )
 def test_a_copy_over_two_hosts_is_a_group_of_pods_whose_leader_serves(server, own, headless):
     """DeepSeek-V3 on 2 x 8 H100: each pod has a host's 8 devices and its own rank."""
@@ -113,10 +108,7 @@ def test_a_copy_over_two_hosts_is_a_group_of_pods_whose_leader_serves(server, ow
         assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
         words = container["args"]
         given = dict(itertools.pairwise(words))
-        assert (given["--nnodes"], given["--node-rank"]) == (
-            "$(LWS_GROUP_SIZE)",
-            "$(LWS_WORKER_INDEX)",
-        )
+        assert (given["--nnodes"], given["--node-rank"]) == ("$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)")
         assert given[own].startswith("$(LWS_LEADER_ADDRESS)")
         assert "16" in (given.get("--tensor-parallel-size"), given.get("--tp-size"))
         memory = int(container["resources"]["requests"]["memory"].removesuffix("Gi"))
@@ -131,10 +123,7 @@ def test_a_copy_over_two_hosts_is_a_group_of_pods_whose_leader_serves(server, ow
     assert selector.pop("leaderworkerset.sigs.k8s.io/worker-index") == "0"
     assert selector.items() <= parts["leaderTemplate"]["metadata"]["labels"].items()
     scaled = found["ScaledObject"]["spec"]["scaleTargetRef"]
-    assert (scaled["kind"], scaled["apiVersion"]) == (
-        "LeaderWorkerSet",
-        found["LeaderWorkerSet"]["apiVersion"],
-    )
+    assert (scaled["kind"], scaled["apiVersion"]) == ("LeaderWorkerSet", found["LeaderWorkerSet"]["apiVersion"])
     known = engine_arguments(server, bundle.image.rpartition(":v")[2])
     flags = {word[2:].replace("-", "_") for word in leader["args"] if word.startswith("--")}
     assert flags - {"host", "port"} <= set(known)
@@ -225,12 +214,7 @@ def test_sagemakers_options_and_a_fleet_above_the_maximum_are_refused():
         with pytest.raises(InputError, match=message):
             DeploySettings(**layout, server=server, endpoint=endpoint)
     with pytest.raises(InputError, match="at most 1 instances are fewer than the 2 planned"):
-        written(
-            "qwen3-8b",
-            "ml.g6e.xlarge",
-            endpoint=EndpointSettings("chat", max_instances=1),
-            machines=2,
-        )
+        written("qwen3-8b", "ml.g6e.xlarge", endpoint=EndpointSettings("chat", max_instances=1), machines=2)
 
 
 def test_texts_that_kubernetes_would_read_as_numbers_are_quoted():
@@ -271,9 +255,7 @@ def test_what_a_version_cannot_do_is_refused(server, version, more, said):
     _, image = choose_image(asked, instance)
     weights = more.get("weights")
     stated = Stated(max_model_len=4096, dtype="float16", draft=more.get("draft"))
-    plan = plan_from_layout(
-        "qwen3-8b", instance.instance_type, VLLM_0_12, stated, image=image, weights=weights
-    )
+    plan = plan_from_layout("qwen3-8b", instance.instance_type, VLLM_0_12, stated, image=image, weights=weights)
     with pytest.raises(InputError, match=said):
         build_bundle(plan, asked, EndpointSettings("chat"))
 

@@ -53,12 +53,7 @@ def test_cores_that_do_not_divide_the_heads_are_filled_with_padding():
     cores for each of the 8 KV heads, of which the third has only padding."""
     devices = shard_map(LLAMA_3, 24, "replicated-heads")
     queries = [tuple(heads.query_heads) for heads, _ in devices]
-    assert queries[:4] == [
-        (0, 1),
-        (2, 3),
-        (),
-        (4, 5),
-    ]
+    assert queries[:4] == [(0, 1), (2, 3), (), (4, 5)]
     assert {heads.query_slots for heads, _ in devices} == {2}
     assert sum(heads.kv_slots for heads, _ in devices) == 24
     assert sum(share for _, share in devices) == pytest.approx(3)
@@ -84,9 +79,7 @@ def test_the_table_is_printed_and_heads_that_do_not_divide_are_refused():
     assert "shard-over-heads" in done.stdout
     assert "6-7" in done.stdout
     done = lmi_bench(
-        *("deploy", "shards", "--model", "falcon-7b", "--tp", "8"),
-        *("--strategy", "shard-over-heads"),
-        expect=2,
+        *("deploy", "shards", "--model", "falcon-7b", "--tp", "8"), *("--strategy", "shard-over-heads"), expect=2
     )
     assert "71" in done.stderr
     with pytest.raises(InputError, match="one of shard-over-heads"):

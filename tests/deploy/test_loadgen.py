@@ -30,9 +30,11 @@ def _container(job):
 def test_the_objects_are_valid_and_the_workers_find_the_sweep():
     found = _objects()
     assert list(found) == [
-        ("Service", "load"), ("PersistentVolumeClaim", "load"), ("Job", "load"),
+        ("Service", "load"),
+        ("PersistentVolumeClaim", "load"),
+        ("Job", "load"),
         ("Job", "load-workers"),
-    ]  # fmt: skip
+    ]
     service, sweep = found["Service", "load"]["spec"], found["Job", "load"]
     assert service["clusterIP"] == "None"
     labels = sweep["spec"]["template"]["metadata"]["labels"]

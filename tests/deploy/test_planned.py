@@ -38,9 +38,7 @@ def planned(model, instance="ml.g6e.xlarge", server=None, weights=None, **stated
     server = server or Server("lmi")
     _, image = choose_image(server, find_instance(instance))
     profile = profile_of(image, server.kind)
-    return plan_from_layout(
-        model, instance, profile, Stated(**stated), image=image, weights=weights
-    )
+    return plan_from_layout(model, instance, profile, Stated(**stated), image=image, weights=weights)
 
 
 def written(model, instance="ml.g6e.xlarge", server=None, **stated):
@@ -157,9 +155,7 @@ def test_a_gated_model_gets_its_token_at_deployment_and_never_in_a_file(kind):
     assert any("gated on the Hub" in trap for trap in bundle.traps)
     own = replace(server, env=(), model_data_uri="s3://bucket/gemma/")
     assert "HF_TOKEN" not in "".join(
-        build_bundle(
-            planned("gemma-2-9b", server=own, weights=own.model_data_uri), own, ENDPOINT
-        ).files.values()
+        build_bundle(planned("gemma-2-9b", server=own, weights=own.model_data_uri), own, ENDPOINT).files.values()
     )
 
 
@@ -256,9 +252,7 @@ def test_a_plan_that_the_images_memory_does_not_hold_is_told():
 
 
 def test_stated_values_override_a_recommendation():
-    stated = Stated(
-        machines=2, dtype="bfloat16", max_model_len=8192, max_batch=33, draft="qwen3-0.6b"
-    )
+    stated = Stated(machines=2, dtype="bfloat16", max_model_len=8192, max_batch=33, draft="qwen3-0.6b")
     made = plan_from_recommendation(answer_of(), "qwen3-8b", VLLM_0_19, stated)
     assert (made.instances, made.setup.dtype, made.draft) == (2, "bfloat16", "Qwen/Qwen3-0.6B")
     assert (made.limits.max_model_len, made.limits.max_num_seqs) == (8192, 33)
@@ -397,10 +391,7 @@ def test_a_setting_that_is_off_becomes_the_engines_own_switch():
     assert "--no-enable-chunked-prefill" in bundle.files["vllm-serve.sh"]
     limits = made.limits
     assert limits.step_tokens >= limits.max_model_len
-    assert (
-        "SM_SGLANG_CHUNKED_PREFILL_SIZE=-1"
-        in build_bundle(made, Server("sglang"), ENDPOINT).files["sglang.env"]
-    )
+    assert "SM_SGLANG_CHUNKED_PREFILL_SIZE=-1" in build_bundle(made, Server("sglang"), ENDPOINT).files["sglang.env"]
 
 
 def test_a_prefix_of_weights_ends_with_a_slash():

@@ -88,9 +88,7 @@ def test_the_file_beats_every_variable_and_the_regular_one_the_short_one():
         "ENABLE_CUDA_GRAPHS": "true",
         "OPTION_EMPTY": "",
     }
-    settings = effective_settings(
-        {"option.max_rolling_batch_size": "64"}, environ, source="serving.properties"
-    )
+    settings = effective_settings({"option.max_rolling_batch_size": "64"}, environ, source="serving.properties")
     assert {name: (s.value, s.origin) for name, s in settings.items()} == {
         "option.max_rolling_batch_size": ("64", "serving.properties"),
         "option.dtype": ("bf16", "OPTION_DTYPE"),

@@ -17,11 +17,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.plan import Stated, plan_from_recommendation
-from lmi_bench.deploy.server_settings import (
-    sglang_arguments,
-    unsupported_settings,
-    vllm_arguments,
-)
+from lmi_bench.deploy.server_settings import sglang_arguments, unsupported_settings, vllm_arguments
 
 EP_DP = EngineSetting(expert_parallel=True, dp_attention=True)
 

@@ -37,9 +37,7 @@ NUMBER = re.compile(r"-?\d[\d,.]*|n/a|(?:in)?valid|faster|slower|no difference|u
 
 
 COMMANDS = [
-    pytest.param(line, id=f"{page.stem}: {line}")
-    for page in PAGES
-    for line in command_lines(page.read_text("utf-8"))
+    pytest.param(line, id=f"{page.stem}: {line}") for page in PAGES for line in command_lines(page.read_text("utf-8"))
 ]
 ROOT_COMMAND = typer.main.get_command(app)
 

@@ -75,11 +75,7 @@ def test_the_files_of_a_run_fit_their_schemas(tmp_path):
     slo = ("--slo", "ttft_p90<=1s", "--instance", "ml.g5.2xlarge,ml.g6.2xlarge")
     lmi_bench("recommend", *MODEL, *question, *slo, "--json", rec)
     lmi_bench("calibrate", run, "--instance", "ml.g5.2xlarge", "-o", profile)
-    for name, path in (
-        ("manifest", run / "manifest.json"),
-        ("recommendation", rec),
-        ("profile", profile),
-    ):
+    for name, path in (("manifest", run / "manifest.json"), ("recommendation", rec), ("profile", profile)):
         validator(name).validate(json.loads(path.read_text("utf-8")))
     for name in ("level", "request"):
         for line in (run / f"{name}s.jsonl").read_text("utf-8").splitlines():

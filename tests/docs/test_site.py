@@ -60,14 +60,10 @@ def test_every_page_is_in_the_navigation_once_and_the_reverse():
 
 def test_every_link_and_anchor_of_the_site_leads_somewhere():
     pages = {place: text_at(place) for place in places(SETTINGS["nav"])}
-    anchors = {
-        place: {slug(each) for each in HEADING.findall(text)} for place, text in pages.items()
-    }
+    anchors = {place: {slug(each) for each in HEADING.findall(text)} for place, text in pages.items()}
     broken = []
     for place, text in pages.items():
-        for link in LINK.findall(
-            re.sub(r"^```.*?^```|`[^`\n]*`(?!\])", "", text, flags=re.M | re.S)
-        ):
+        for link in LINK.findall(re.sub(r"^```.*?^```|`[^`\n]*`(?!\])", "", text, flags=re.M | re.S)):
             path, _, anchor = link.partition("#")
             if "://" in link:
                 continue
@@ -128,14 +124,8 @@ def test_the_scenario_page_has_every_field_with_its_option_and_default():
     page = PAGES.scenario_page()
     rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
     sections = (field.default for field in Scenario.model_fields.values())
-    inner = {
-        name for each in sections if isinstance(each, Section) for name in type(each).model_fields
-    }
-    outer = {
-        name
-        for name, field in Scenario.model_fields.items()
-        if not isinstance(field.default, Section)
-    }
+    inner = {name for each in sections if isinstance(each, Section) for name in type(each).model_fields}
+    outer = {name for name, field in Scenario.model_fields.items() if not isinstance(field.default, Section)}
     without_option = {"custom_attributes", "unrecorded"}
     assert inner | outer == {*rows} | without_option
     assert rows["ignore_eos"].startswith("| `ignore_eos` | `true` or `false` | `--ignore-eos/")

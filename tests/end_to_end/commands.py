@@ -90,12 +90,7 @@ class Server:
     before  called in the new process, ahead of the command; stderr: None is a pipe
     """
 
-    def __init__(
-        self,
-        *args: str,
-        before: Callable[[], None] | None = None,
-        stderr: IO[str] | None = None,
-    ) -> None:
+    def __init__(self, *args: str, before: Callable[[], None] | None = None, stderr: IO[str] | None = None) -> None:
         self.process = subprocess.Popen(
             command("serve", "--port", "0", *args),
             env=environment(),
@@ -107,9 +102,7 @@ class Server:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert found is not None, (
-            f"{line}{self.process.stderr.read() if self.process.stderr else ''}"
-        )
+        assert found is not None, f"{line}{self.process.stderr.read() if self.process.stderr else ''}"
         self.url = found[0]
 
     def stop(self) -> tuple[int, str]:
@@ -123,11 +116,6 @@ def modules_loaded_by(code: str, names: Sequence[str]) -> set[str]:
     """Which of the named modules a fresh interpreter holds after running `code`."""
     program = f"{code}\nimport sys\nprint(*[n for n in {list(names)!r} if n in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment(),
-        check=True,
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, env=environment(), check=True
     )
     return set(done.stdout.splitlines()[-1].split())

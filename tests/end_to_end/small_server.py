@@ -67,11 +67,7 @@ class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 @contextmanager
 def small_server(path=None):
     """The server while the block runs: its port, or 0 at a path."""
-    server = (
-        ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        if path is None
-        else _UnixServer(str(path), _Handler)
-    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler) if path is None else _UnixServer(str(path), _Handler)
     server.answered = 0
     with server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()

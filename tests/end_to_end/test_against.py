@@ -35,9 +35,7 @@ def test_equal_targets_end_with_no_difference_and_a_resumed_one_sends_nothing(tm
     done = lmi_bench(*args)
     same = re.findall(r"no difference of 3.0%: throughput .* from A to B .*, 3 round", done.stdout)
     assert len(same) == 2
-    assert f"next: lmi-bench compare {tmp_path}/ab/a {tmp_path}/ab/b" in " ".join(
-        done.stdout.split()
-    )
+    assert f"next: lmi-bench compare {tmp_path}/ab/a {tmp_path}/ab/b" in " ".join(done.stdout.split())
     before = (tmp_path / "ab/a/levels.jsonl").read_bytes()
     again = lmi_bench(*args, "--resume")
     assert again.stdout == done.stdout
@@ -70,9 +68,13 @@ def test_what_does_not_go_together_is_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     "more",
-    [("--slo", "ttft_p90<=1ms"), ("--goodput", "ttft:1"), ("--max-time", "5m"),
-     ("--max-spend", "1", "--price-per-hour", "1")],
-)  # fmt: skip
+    [
+        ("--slo", "ttft_p90<=1ms"),
+        ("--goodput", "ttft:1"),
+        ("--max-time", "5m"),
+        ("--max-spend", "1", "--price-per-hour", "1"),
+    ],
+)
 def test_what_would_have_no_effect_is_refused(tmp_path, more):
     args = ("sweep", *SIM, "--against", "sim:ml.g6.2xlarge", "--concurrency", "2", "--out")
     refused = lmi_bench(*args, tmp_path / "ab", *more, expect=2)

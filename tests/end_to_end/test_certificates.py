@@ -40,11 +40,7 @@ def certificate(folder, *, host="localhost", days=1):
     )
     path = folder / "certificate.pem"
     path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         + made.public_bytes(serialization.Encoding.PEM)
     )
     return path

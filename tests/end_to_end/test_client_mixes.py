@@ -88,8 +88,7 @@ def test_adapters_are_asked_for_in_exact_shares_and_the_records_name_them(tmp_pa
 def test_a_conversation_keeps_its_adapter_and_sends_its_own_id_at_every_turn(tmp_path):
     options = ("--turns", "3", "--sessions-per-level", "8", "--adapters", "a,b")
     with served() as (url, asked):
-        sweep(url, tmp_path / "run", *options, "--session-header", "X-Session-ID",
-              "--concurrency", "2,4")  # fmt: skip
+        sweep(url, tmp_path / "run", *options, "--session-header", "X-Session-ID", "--concurrency", "2,4")
     turns = defaultdict(list)
     for _, headers, body in asked:
         if (session := headers.get("X-Session-ID")) is not None:
@@ -109,8 +108,17 @@ def test_an_adapter_that_the_server_lacks_is_named_before_the_sweep(tmp_path):
 @pytest.mark.parametrize("route", ["reset_prefix_cache", "flush_cache"])
 def test_the_prefix_cache_is_emptied_between_the_warm_up_and_the_level(tmp_path, route):
     with served(**{route: 200}) as (url, asked):
-        sweep(url, tmp_path / "run", "--reset-prefix-cache", "--concurrency", "1,2",
-              "--requests-per-level", "4", "--warmup-requests", "2")  # fmt: skip
+        sweep(
+            url,
+            tmp_path / "run",
+            "--reset-prefix-cache",
+            "--concurrency",
+            "1,2",
+            "--requests-per-level",
+            "4",
+            "--warmup-requests",
+            "2",
+        )
     kinds = "".join("R" if path == f"/{route}" else "c" for path, *_ in asked)
     # each level: two of warm-up, the reset, then 4 requests and the first of each user
     assert kinds.endswith("cc" + "R" + "c" * 5 + "cc" + "R" + "c" * 6)
@@ -141,8 +149,7 @@ def test_an_option_that_cannot_be_meant_is_refused(tmp_path, options, said):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [("--adapters", "a"), ("--session-header", "X-S", "--turns", "2"), ("--reset-prefix-cache",)],
+    "options", [("--adapters", "a"), ("--session-header", "X-S", "--turns", "2"), ("--reset-prefix-cache",)]
 )
 def test_an_engine_in_this_process_takes_none_of_them(tmp_path, options):
     said = sweep("sim:ml.g5.2xlarge", tmp_path / "run", "-m", "llama-3-8b", *options, expect=2)

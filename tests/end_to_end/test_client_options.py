@@ -49,11 +49,7 @@ def test_user_time_is_shown_as_such_with_its_wider_bound(tmp_path):
         ("--timestamps", "gps", "client.timestamps"),
         ("--retries", "often", "client.retries"),
         ("--metrics-url", "somewhere", "--metrics-url somewhere cannot be used"),
-        (
-            "--metrics-url",
-            "http://me:hidden@127.0.0.1:9",
-            "--metrics-url http://127.0.0.1:9 cannot",
-        ),
+        ("--metrics-url", "http://me:hidden@127.0.0.1:9", "--metrics-url http://127.0.0.1:9 cannot"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path, option, value, said):

@@ -37,10 +37,7 @@ def broken(tmp_path_factory):
     (home / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     (home / "bin" / "nvidia-smi").chmod(0o755)
     (home / "aws").write_text(f"[default]\naws_access_key_id = {SECRETS[1]}\nregion = xx-1\n")
-    with (
-        socket.create_server(("127.0.0.1", 0)) as metadata,
-        socket.create_server(("127.0.0.1", 0)) as closed,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as metadata, socket.create_server(("127.0.0.1", 0)) as closed:
         dead = closed.getsockname()[1]
         closed.close()
         env = {
@@ -57,8 +54,13 @@ def broken(tmp_path_factory):
         }
         done = subprocess.run(
             command("doctor", "--json=d", f"--target=http://me:{SECRETS[3]}@127.0.0.1:{dead}"),
-            capture_output=True, text=True, env=env, cwd=home, preexec_fn=cripple, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env=env,
+            cwd=home,
+            preexec_fn=cripple,
+            check=False,
+        )
         metadata.settimeout(0.01)
         with pytest.raises(TimeoutError):  # nobody asked the metadata service
             metadata.accept()
@@ -98,12 +100,7 @@ def test_a_failure_ends_with_1_and_no_secret_or_traceback_is_shown(broken):
 @pytest.mark.parametrize(
     ("files", "env", "state", "found"),
     [
-        (
-            "[default]\naws_access_key_id=A\n[profile x]\nrole_arn=r\n",
-            {"AWS_PROFILE": "x"},
-            "ok",
-            "a role",
-        ),
+        ("[default]\naws_access_key_id=A\n[profile x]\nrole_arn=r\n", {"AWS_PROFILE": "x"}, "ok", "a role"),
         ("[default]\naws_access_key_id = A\n", {}, "ok", "profile default has keys"),
         ("[default]\nsso_session = A\n", {}, "ok", "profile default has SSO"),
         ("", {}, "warn", "none in the environment"),
@@ -131,10 +128,7 @@ def test_the_receiver_is_looked_for_and_not_built(monkeypatch, tmp_path):
 
 
 def test_an_endpoint_is_asked_what_it_serves():
-    routes = {
-        ("GET", "/v1/models"): says(MODELS),
-        ("POST", "/v1/completions"): good_completions,
-    }
+    routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): good_completions}
     with playing(routes) as (url, asked):
         check = job._endpoint_check(DoctorSettings(api_key="k" * 20), url, SILENT)
         assert not asked

@@ -83,8 +83,7 @@ def test_a_level_of_embeddings_has_requests_input_tokens_and_ends_alone(tmp_path
 def test_the_report_shows_what_embeddings_have(tmp_path):
     run, page = tmp_path / "run", tmp_path / "page.md"
     with served() as url:
-        lmi_bench("sweep", url, *SWEEP, "--concurrency", "1,2,4,8", "--requests-per-level", "32",
-                  "--out", run)  # fmt: skip
+        lmi_bench("sweep", url, *SWEEP, "--concurrency", "1,2,4,8", "--requests-per-level", "32", "--out", run)
     lmi_bench("report", run, "-o", tmp_path / "page.html", "--markdown", page)
     text = page.read_text()
     assert "16 tokens in, none out" in text

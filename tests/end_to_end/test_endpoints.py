@@ -226,11 +226,7 @@ def test_boto3_streams_from_the_bundled_engine_that_wants_signatures(tmp_path, m
     server = Server("--model", "demo-15m", "--threads", "1", "--require-signature")
     try:
         body = {"inputs": "time year way", "parameters": {"max_new_tokens": 5}, "stream": True}
-        arguments = {
-            "EndpointName": "any",
-            "ContentType": "application/json",
-            "Body": json.dumps(body).encode(),
-        }
+        arguments = {"EndpointName": "any", "ContentType": "application/json", "Body": json.dumps(body).encode()}
         once = Config(retries={"total_max_attempts": 1})
 
         def client():

@@ -25,9 +25,7 @@ def test_a_gate_exits_0_when_met_and_99_when_missed(runs, tmp_path):
     lmi_bench("gate", runs / "wide", "--slo", "ttft_p90<=1s")
     junit, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
     lmi_bench(
-        *("gate", runs / "narrow", "--slo", "ttft_p90<=300ms"),
-        *("--junit", junit, "--markdown", markdown),
-        expect=99,
+        *("gate", runs / "narrow", "--slo", "ttft_p90<=300ms"), *("--junit", junit, "--markdown", markdown), expect=99
     )
     assert 'failures="1"' in junit.read_text()
     assert "1 of 1 checks missed" in markdown.read_text()
@@ -60,9 +58,16 @@ def test_a_search_writes_its_answer(tmp_path):
     done = lmi_bench(*SIM, "--search", "concurrency", "--slo", "e2e_p90<=2s", "--out", run)
     answer = json.loads((run / "slo.json").read_text())
     assert set(answer) == {
-        "slo", "load", "value", "low", "high", "first_breach", "binding", "boundary",
+        "slo",
+        "load",
+        "value",
+        "low",
+        "high",
+        "first_breach",
+        "binding",
+        "boundary",
         "endpoint_seconds",
-    }  # fmt: skip
+    }
     assert answer["low"] <= answer["value"] < answer["first_breach"] <= answer["high"]
     assert f"{answer['value']} concurrent requests, e2e_p90<=2000ms; boundary" in done.stdout
 
@@ -75,10 +80,7 @@ def test_a_sweep_with_an_slo_names_the_highest_level_that_meets_it(tmp_path):
 
 
 def test_a_search_that_nothing_meets_exits_99(tmp_path):
-    lmi_bench(
-        *SIM, "--search", "concurrency", "--slo", "ttft_p50<=1ms", "--out", tmp_path / "run",
-        expect=99,
-    )  # fmt: skip
+    lmi_bench(*SIM, "--search", "concurrency", "--slo", "ttft_p50<=1ms", "--out", tmp_path / "run", expect=99)
 
 
 def test_goodput_is_printed_as_vllm_users_ask_for_it(tmp_path):

@@ -19,11 +19,7 @@ from lmi_bench.core.option import Stated
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.engine.torch_backend.demo_vocabulary import (
-    EOS_TOKEN_ID,
-    VOCAB_SIZE,
-    demo_tokenizer_json,
-)
+from lmi_bench.engine.torch_backend.demo_vocabulary import EOS_TOKEN_ID, VOCAB_SIZE, demo_tokenizer_json
 from lmi_bench.jobs.generate import continuation_ids
 from lmi_bench.jobs.generate import generate as generate_text
 from lmi_bench.jobs.settings.bundled import GenerateSettings
@@ -91,9 +87,7 @@ def test_each_token_is_printed_with_the_likeliest_ones_and_may_end_the_text(shor
     assert int(re.search(r"(\d+) tokens in", longer.stderr).group(1)) >= 3
 
 
-def test_a_program_gets_the_text_in_pieces_and_as_a_whole_and_nothing_is_printed(
-    short_model, capsys
-):
+def test_a_program_gets_the_text_in_pieces_and_as_a_whole_and_nothing_is_printed(short_model, capsys):
     """As many scores as tokens; the pieces come one by one."""
     options = Stated(ModelFields, values={"dtype": "float32", "threads": 1})
     settings = GenerateSettings(
@@ -128,8 +122,7 @@ def test_the_end_is_explained_and_another_than_expected_is_a_failure(short_model
     words = text.split(" ")
     stop = " ".join(words[5:9])  # a word a token: a border every 2 tokens cuts it
     cut = generate(
-        *(*args, "--max-new-tokens", "2", "--until-done", "--stop", stop),
-        *("--expect-end", "stop_sequence"),
+        *(*args, "--max-new-tokens", "2", "--until-done", "--stop", stop), *("--expect-end", "stop_sequence")
     )
     assert cut.stdout == text[: text.index(stop)] + "\n"
     assert f"ended by the stop text {stop!r}, not by the model" in cut.stderr
@@ -152,9 +145,7 @@ def test_answers_are_held_against_the_truth(short_model, tmp_path):
 
 
 def test_choices_are_ranked_by_joint_log_probability(short_model):
-    done = generate(
-        "-m", short_model, "-p", "is it", "--choices", " yes no yes no", "--choices", " yes"
-    )
+    done = generate("-m", short_model, "-p", "is it", "--choices", " yes no yes no", "--choices", " yes")
     rows = re.findall(r"^ ?(yes.*?)\s+(\d+)\s+(-[\d.]+)\s+([\d.]+)", done.stdout, re.MULTILINE)
     assert sum(map(float, re.findall(r"([\d.]+)%", done.stdout))) == pytest.approx(100, abs=0.11)
     assert [row[0].strip() for row in rows] == ["yes", "yes no yes no"]
@@ -214,7 +205,9 @@ def test_a_budget_of_tokens_takes_no_more_memory_than_it_needs(short_model):
 
 def test_standard_input_that_is_no_text_is_one_line():
     done = subprocess.run(
-        command("generate", "--model", "demo-15m", "--prompt", "-"), input=b"ab\xff\xfe",
-        env=environment() | {"PYTHONIOENCODING": "utf-8:strict"}, capture_output=True,
-    )  # fmt: skip
+        command("generate", "--model", "demo-15m", "--prompt", "-"),
+        input=b"ab\xff\xfe",
+        env=environment() | {"PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+    )
     assert (done.returncode, b"standard input: it is not UTF-8" in done.stderr) == (2, True)

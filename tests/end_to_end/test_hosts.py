@@ -51,11 +51,7 @@ def programs(monkeypatch, tmp_path):
 
 def _start(*args, **variables):
     return subprocess.Popen(
-        command(*args),
-        env=environment() | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command(*args), env=environment() | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -93,20 +89,12 @@ def test_a_search_over_hosts_ends_a_level_that_is_sure_to_miss(tmp_path):
     ("ssh", "said"),
     [
         ("echo 'ssh: no route to gpu1' >&2; exit 255", "ssh does not get there .* no route"),
-        (
-            "echo 'sh: lmi-bench: not found' >&2; exit 127",
-            "lmi-bench is not found: .*HOST:PATH",
-        ),
-        (
-            r"echo lmi-bench worker greets; printf '\0\0\0\0069.9 00'",
-            r"has lmi-bench 9\.9, this is .*the same",
-        ),
+        ("echo 'sh: lmi-bench: not found' >&2; exit 127", "lmi-bench is not found: .*HOST:PATH"),
+        (r"echo lmi-bench worker greets; printf '\0\0\0\0069.9 00'", r"has lmi-bench 9\.9, this is .*the same"),
         ("echo 'boom' >&2; exit 3", r"died \(exit code 3\): boom"),
     ],
 )
-def test_a_host_that_cannot_be_used_is_one_line_and_nothing_is_written(
-    tmp_path, programs, ssh, said
-):
+def test_a_host_that_cannot_be_used_is_one_line_and_nothing_is_written(tmp_path, programs, ssh, said):
     programs("ssh", ssh)
     with runtime_server(step_s=0.02) as url:
         args = ("sweep", url, *SMALL, "--hosts", "local,gpu1", "--out", tmp_path / "run")
@@ -243,10 +231,7 @@ def test_an_address_with_a_password_is_not_sent_over_the_network(tmp_path):
         (("--hosts", "local*0"), r"--hosts local\*0: write local"),
         (("--hosts", "local", "--workers", "2"), r"--hosts and --workers: write local\*4"),
         (("--hosts", "local", "--listen", "7711"), "--listen 7711: write HOST:PORT"),
-        (
-            ("--hosts", "local", "--connections", "2"),
-            "--hosts: a cap on requests needs a single process",
-        ),
+        (("--hosts", "local", "--connections", "2"), "--hosts: a cap on requests needs a single process"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path, monkeypatch, args, said):
@@ -264,9 +249,7 @@ def test_hosts_are_for_an_endpoint(tmp_path):
 
 
 def _children(pid):
-    listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
-    )
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
     return [int(each) for each in listed.stdout.split()]
 
 
@@ -315,9 +298,7 @@ def test_the_commands_of_an_indexed_job_make_one_run(tmp_path):
         sweep = _start(*given, LMI_BENCH_SECRET=SECRET)
         here = {"loadgen:7711": _address(sweep)}
         given = [here.get(word, word) for word in commands["loadgen-workers"]]
-        pods = [
-            _start(*given, JOB_COMPLETION_INDEX=str(n), LMI_BENCH_SECRET=SECRET) for n in range(2)
-        ]
+        pods = [_start(*given, JOB_COMPLETION_INDEX=str(n), LMI_BENCH_SECRET=SECRET) for n in range(2)]
         heard = sweep.communicate(timeout=120)[1]
         for pod in pods:
             pod.communicate(timeout=120)

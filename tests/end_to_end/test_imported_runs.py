@@ -19,10 +19,15 @@ FILES = sorted(path for path in PATHS if path.is_file())
 OF_REQUESTS = ("_requests.jsonl", "_responses.json", "_responses.jsonl", "_per_request.json")
 WITHOUT_LENGTHS = ("awscurl.json", "inferencex_agg.json")
 WITH_FAILURES = (
-    "aiperf_requests.jsonl", "genai_bench.json", "guidellm.json", "inference_perf_per_request.json",
-    "llmeter_responses.jsonl", "llmperf_individual_responses.json", "llmperf_summary.json",
+    "aiperf_requests.jsonl",
+    "genai_bench.json",
+    "guidellm.json",
+    "inference_perf_per_request.json",
+    "llmeter_responses.jsonl",
+    "llmperf_individual_responses.json",
+    "llmperf_summary.json",
     "vllm.json",
-)  # fmt: skip
+)
 
 
 def imported(path, folder):

@@ -49,9 +49,7 @@ def write(*answers, **stated):
     heard = Heard()
     file = Path("s.yaml")
     command = init(
-        InitSettings(file=file, **stated),
-        heard,
-        (lambda _, default: left.pop(0) or default) if answers else None,
+        InitSettings(file=file, **stated), heard, (lambda _, default: left.pop(0) or default) if answers else None
     )
     assert not left
     return load_scenario(file), heard.warnings, command
@@ -60,10 +58,24 @@ def write(*answers, **stated):
 def test_every_wrong_answer_is_refused_at_once_and_asked_again():
     Path("requests.log").write_text("")
     scenario, refused, _ = write(
-        "everything", "endpoint", "http://me:pw@host", "host:80", "http://host:80/v1?api-key=1",
-        "http://host:80", "", "0", "requests.log", "normal(622,100)", "-3", "64",
-        "1,x", "0", "rate 0.5,1", "fast", "ttft_p90<=1s, itl_p90<=60ms",
-    )  # fmt: skip
+        "everything",
+        "endpoint",
+        "http://me:pw@host",
+        "host:80",
+        "http://host:80/v1?api-key=1",
+        "http://host:80",
+        "",
+        "0",
+        "requests.log",
+        "normal(622,100)",
+        "-3",
+        "64",
+        "1,x",
+        "0",
+        "rate 0.5,1",
+        "fast",
+        "ttft_p90<=1s, itl_p90<=60ms",
+    )
     assert (scenario.target, scenario.model) == ("http://host:80", "auto")
     assert scenario.workload.input_lengths == "normal(622,100)"
     assert scenario.workload.output_tokens == 64
@@ -94,9 +106,7 @@ def test_the_defaults_of_every_kind_are_a_scenario_with_a_comment_on_each_field(
     scenario, _, command = write(yes=True, kind=kind)
     assert command.endswith("recommend --workload s.yaml" if kind == "plan" else "sweep s.yaml")
     assert all("#" in line for line in Path("s.yaml").read_text().splitlines() if line[-1] != ":")
-    assert scenario.target.startswith(
-        {"endpoint": "http:", "simulated": "sim:"}.get(kind, "engine")
-    )
+    assert scenario.target.startswith({"endpoint": "http:", "simulated": "sim:"}.get(kind, "engine"))
 
 
 @pytest.mark.parametrize(
@@ -148,9 +158,11 @@ def test_an_end_in_the_middle_leaves_no_file_and_no_traceback(folder, end):
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command("init", "s.yaml", "--kind", "engine"),
-        stdin=theirs, stdout=theirs, stderr=theirs,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
         env={**environment(), "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     os.close(theirs)
 
     def read_until(word: bytes) -> bytes:

@@ -111,18 +111,14 @@ def test_both_starts_are_timed_and_nothing_is_left(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
 def test_the_server_ends_however_the_sweep_ends(server, tmp_path, number, code):
     url, start, pids = server
     arguments = ("sweep", url, *SMALL, "--concurrency", "1", "--duration", "60")
     out = ("--measure-startup", start, "--out", tmp_path / "run")
     sweep = subprocess.Popen(
-        command(*arguments, *out),
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        command(*arguments, *out), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     _wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 4)
     assert _left(pids)

@@ -59,9 +59,7 @@ def test_a_sweep_measures_every_request_with_a_chosen_cache_format(model, tmp_pa
         *("--warmup-requests", "0", "--threads", "1", "--kv-dtype", "float32"),
     )
     lines = levels_of(run)
-    assert [(line["errors"], line["output_tokens"]) for line in lines] == [
-        (0, 6 * line["requests"]) for line in lines
-    ]
+    assert [(line["errors"], line["output_tokens"]) for line in lines] == [(0, 6 * line["requests"]) for line in lines]
     assert json.loads((run / "manifest.json").read_text())["target"]["kv_dtype"] == "float32"
 
 

@@ -27,13 +27,7 @@ PLAIN = {name: value for name, value in os.environ.items() if name != "PYTHONPAT
 
 def run(*args, cwd=ROOT, **more):
     done = subprocess.run(
-        [*map(str, args)],
-        cwd=cwd,
-        env=PLAIN | more,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+        [*map(str, args)], cwd=cwd, env=PLAIN | more, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -85,9 +79,7 @@ def test_the_source_distribution_makes_the_same_wheel(builder, tmp_path):
     with tarfile.open(packed) as file:
         file.extractall(tmp_path, filter="data")
     (source,) = tmp_path.glob("lmi_bench-*")
-    assert {"tests", "benchmarks", "Makefile", "constraints.txt"} <= {
-        p.name for p in source.iterdir()
-    }
+    assert {"tests", "benchmarks", "Makefile", "constraints.txt"} <= {p.name for p in source.iterdir()}
     names = names_in(build(builder, "wheel", tmp_path / "one"))
     assert names_in(build(builder, "wheel", tmp_path / "two", cwd=source)) == names
     assert "lmi_bench/core/data/schemas/scenario.schema.json" in names
@@ -113,10 +105,7 @@ def test_an_installed_wheel_sweeps_and_reports(builder, tmp_path, compiled):
     run(program, "report", "run", "-o", "run.html", cwd=tmp_path)
     assert (tmp_path / "run.html").read_text().rstrip().endswith("</html>")
     if compiled:
-        ask = (
-            "from lmi_bench.core.native_build import PARTS, library\n"
-            "for part in PARTS: print(library(part))"
-        )
+        ask = "from lmi_bench.core.native_build import PARTS, library\nfor part in PARTS: print(library(part))"
         found = run(python, "-c", ask, cwd=tmp_path, PATH="/nowhere", XDG_CACHE_HOME=str(tmp_path))
         shipped = found.splitlines()
         assert [Path(path).name.split("-")[0] for path in shipped] == ["step", "harvest", "queue"]

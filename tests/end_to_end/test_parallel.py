@@ -33,9 +33,7 @@ def test_two_groups_of_two_ranks_share_a_sweep(tmp_path):
         tmp_path / "run",
     )
     assert "2 replicas behind a round-robin router; 2 ranks each, sums over" in done.stderr
-    assert (
-        json.loads((tmp_path / "run/manifest.json").read_text())["target"]["tensor_parallel"] == 2
-    )
+    assert json.loads((tmp_path / "run/manifest.json").read_text())["target"]["tensor_parallel"] == 2
     (level,) = lines(tmp_path / "run/levels.jsonl")
     assert level["errors"] == 0
     assert level["requests_by_replica"] == {"0": 3, "1": 3}
@@ -111,9 +109,7 @@ def _children(process_id):
 
 def _generate(url):
     body = json.dumps({"prompt": "a", "max_tokens": 400, "ignore_eos": True}).encode()
-    request = urllib.request.Request(
-        f"{url}/v1/completions", body, {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
         return answer.status, answer.read()
 

@@ -63,9 +63,7 @@ def test_every_path_does_the_same_work(tmp_path, scenario, server):
 
 def test_the_simulated_server_answers_with_the_instance_s_timing(tmp_path):
     """A10G, 13.5 GB of weights at 600 GB/s: a decode step cannot take less than 22 ms."""
-    running = Server(
-        *("--executor", "simulated", "--instance", "ml.g5.2xlarge", "--model", "llama-2-7b")
-    )
+    running = Server(*("--executor", "simulated", "--instance", "ml.g5.2xlarge", "--model", "llama-2-7b"))
     try:
         run = tmp_path / "run"
         lmi_bench(

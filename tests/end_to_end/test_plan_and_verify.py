@@ -26,10 +26,25 @@ LIMITS = ("--slo", "itl_p90<=150ms", "--slo", "ttft_p90<=2s")
 def plan(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "rec.json"
     done = lmi_bench(
-        "recommend", *ASK, *LIMITS, "--instance", "ml.g5.2xlarge", "--rate", "6",
-        "--availability", "n+1", "--purchase", "savings-plan", "--commit-discount", "0.25",
-        "--vary", "rate=2..12", "--explain", "--json", path,
-    )  # fmt: skip
+        "recommend",
+        *ASK,
+        *LIMITS,
+        "--instance",
+        "ml.g5.2xlarge",
+        "--rate",
+        "6",
+        "--availability",
+        "n+1",
+        "--purchase",
+        "savings-plan",
+        "--commit-discount",
+        "0.25",
+        "--vary",
+        "rate=2..12",
+        "--explain",
+        "--json",
+        path,
+    )
     return path, done.stdout
 
 
@@ -50,15 +65,10 @@ def test_a_plan_names_price_purchase_spares_failure_unit_and_what_would_change_i
 def test_a_verified_plan_keeps_its_slos_and_exits_0(plan, tmp_path):
     path, _ = plan
     result = tmp_path / "verified.json"
-    done = lmi_bench(
-        "verify", path, "--target", "sim:ml.g5.2xlarge", "--out", tmp_path / "run",
-        "--json", result,
-    )  # fmt: skip
+    done = lmi_bench("verify", path, "--target", "sim:ml.g5.2xlarge", "--out", tmp_path / "run", "--json", result)
     first, second, third, *_ = done.stdout.splitlines()  # the answer, then what was measured
     assert first.endswith("figures inside their intervals")
-    assert (second.partition(":")[0], third.partition(":")[0]) == (
-        "SLO itl_p90<=150ms", "SLO ttft_p90<=2000ms"
-    )  # fmt: skip
+    assert (second.partition(":")[0], third.partition(":")[0]) == ("SLO itl_p90<=150ms", "SLO ttft_p90<=2000ms")
     assert "\nLevels\n" in done.stdout
     content = json.loads(result.read_text())
     assert {slo["verdict"] for slo in content["slos"]} == {"pass"}
@@ -73,9 +83,8 @@ def test_a_slower_target_than_planned_exits_99(plan, tmp_path):
     path = tmp_path / "strict.json"
     path.write_text(json.dumps(strict))
     done = lmi_bench(
-        "verify", path, "--target", "sim:ml.g6.2xlarge", "--requests", "60",
-        "--out", tmp_path / "run", expect=99,
-    )  # fmt: skip
+        "verify", path, "--target", "sim:ml.g6.2xlarge", "--requests", "60", "--out", tmp_path / "run", expect=99
+    )
     assert "outside" in done.stdout
     assert "SLO itl_p90<=44ms: fail" in done.stdout
 
@@ -85,14 +94,16 @@ def test_a_slower_target_than_planned_exits_99(plan, tmp_path):
     [
         ("ttft_p90<=30ms", ["--requests", "400"], 99, "stopped after "),
         ("e2e_p99<=9s", ["--requests", "60"], 2, "SLO e2e_p99<=9000ms: not measured, "),
-        ("itl_p90<=1s", ["--requests", "60", "--model", "mistral-7b"], 0,
-         "the plan is for llama-2-7b, but the target says that it serves mistral-7b"),
+        (
+            "itl_p90<=1s",
+            ["--requests", "60", "--model", "mistral-7b"],
+            0,
+            "the plan is for llama-2-7b, but the target says that it serves mistral-7b",
+        ),
     ],
     ids=["certain miss", "too few", "another model"],
-)  # fmt: skip
-def test_a_verification_says_what_it_is_not(
-    plan, tmp_path, monkeypatch, capsys, slo, more, code, said
-):
+)
+def test_a_verification_says_what_it_is_not(plan, tmp_path, monkeypatch, capsys, slo, more, code, said):
     strict = json.loads(plan[0].read_text()) | {"slos": [slo]}
     (tmp_path / "strict.json").write_text(json.dumps(strict))
     monkeypatch.chdir(tmp_path)
@@ -136,23 +147,29 @@ def test_a_plan_is_held_to_the_steady_attempt_of_its_load(plan, tmp_path, monkey
     monkeypatch.setattr(
         verify,
         "compare_figures",
-        lambda candidate, question, line, **kept: (
-            seen.append(line) or compare(candidate, question, line, **kept)
-        ),
+        lambda candidate, question, line, **kept: seen.append(line) or compare(candidate, question, line, **kept),
     )
     target = {"target": "sim:ml.g5.2xlarge", "requests": 60, "out": tmp_path / "run"}
     verify.verify(VerifySettings(plan[0], **target))
-    assert [(line.attempt, line.attempts_left_out) for line in seen] == [
-        (2, ["1 (not steady)", "3 (not steady)"])
-    ]
+    assert [(line.attempt, line.attempts_left_out) for line in seen] == [(2, ["1 (not steady)", "3 (not steady)"])]
 
 
 def test_a_day_is_planned_from_a_recommendation(plan, tmp_path):
     result = tmp_path / "day.json"
     done = lmi_bench(
-        "plan-day", plan[0], "--shape", "office", "--peak", "30", "--start-up", "460",
-        "--commit-discount", "0.3", "--json", result,
-    )  # fmt: skip
+        "plan-day",
+        plan[0],
+        "--shape",
+        "office",
+        "--peak",
+        "30",
+        "--start-up",
+        "460",
+        "--commit-discount",
+        "0.3",
+        "--json",
+        result,
+    )
     assert "chosen: scaling" in done.stdout
     assert "commit to" in done.stdout
     content = json.loads(result.read_text())
@@ -186,30 +203,43 @@ def test_a_verification_teaches_the_profile(plan, tmp_path):
     path, _ = plan
     learnt = tmp_path / "learnt.json"
     done = lmi_bench(
-        "verify", path, "--target", "sim:ml.g6.2xlarge", "--requests", "60",
-        "--out", tmp_path / "run", "--update-profile", learnt, expect=(0, 99),
-    )  # fmt: skip
+        "verify",
+        path,
+        "--target",
+        "sim:ml.g6.2xlarge",
+        "--requests",
+        "60",
+        "--out",
+        tmp_path / "run",
+        "--update-profile",
+        learnt,
+        expect=(0, 99),
+    )
     fitted = json.loads(learnt.read_text())
     planned = json.loads(path.read_text())["profile_document"]
     shares = [each["parameters"]["bandwidth_share"] for each in (planned, fitted)]
     assert shares[1] < 0.9 * shares[0]  # an L4 reads half as fast as the A10G of the plan
-    off = re.search(
-        r"latency_ms_per_token: predicted (-[\d.]+)% .*, ([+-][\d.]+)% after", done.stdout
-    )
+    off = re.search(r"latency_ms_per_token: predicted (-[\d.]+)% .*, ([+-][\d.]+)% after", done.stdout)
     assert off is not None, done.stdout
     assert abs(float(off[2])) < 0.5 * abs(float(off[1]))
     again = lmi_bench(
-        "recommend", *ASK, *LIMITS, "--instance", "ml.g5.2xlarge", "--rate", "6",
-        "--profile", learnt, expect=(0, 99),
-    )  # fmt: skip
+        "recommend", *ASK, *LIMITS, "--instance", "ml.g5.2xlarge", "--rate", "6", "--profile", learnt, expect=(0, 99)
+    )
     assert "then 1 levels of llama-2-7b" in again.stdout
 
 
 def test_a_profile_learns_from_one_copy_only(plan, tmp_path):
     done = lmi_bench(
-        "verify", plan[0], "--target", "sim:ml.g5.2xlarge", "--share", "1",
-        "--update-profile", tmp_path / "p.json", expect=2,
-    )  # fmt: skip
+        "verify",
+        plan[0],
+        "--target",
+        "sim:ml.g5.2xlarge",
+        "--share",
+        "1",
+        "--update-profile",
+        tmp_path / "p.json",
+        expect=2,
+    )
     assert "needs the load of one copy" in done.stderr
     assert "--share" in done.stderr
 
@@ -217,9 +247,8 @@ def test_a_profile_learns_from_one_copy_only(plan, tmp_path):
 def test_a_plan_that_counts_on_a_prefix_cache_is_not_held_to_prompts_without_one(tmp_path):
     path = tmp_path / "rec.json"
     lmi_bench(
-        "recommend", *ASK, *LIMITS, "--instance", "ml.g5.2xlarge", "--rate", "2",
-        "--prefix-hit", "0.5", "--json", path,
-    )  # fmt: skip
+        "recommend", *ASK, *LIMITS, "--instance", "ml.g5.2xlarge", "--rate", "2", "--prefix-hit", "0.5", "--json", path
+    )
     done = lmi_bench("verify", path, "--target", "sim:ml.g5.2xlarge", expect=2)
     assert "finds 50% of the prompt tokens in a prefix cache" in done.stderr
     assert not (tmp_path / "runs").exists()

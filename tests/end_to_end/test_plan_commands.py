@@ -43,9 +43,7 @@ def test_predict_answers_for_a_model_that_was_not_measured(profile, tmp_path):
     assert "80 % intervals" in done.stdout
     one, many = json.loads(out.read_text(encoding="utf-8"))["predictions"]
     assert one["throughput_tokens_per_s"]["low"] < one["throughput_tokens_per_s"]["predicted"]
-    assert (
-        one["throughput_tokens_per_s"]["predicted"] < many["throughput_tokens_per_s"]["predicted"]
-    )
+    assert one["throughput_tokens_per_s"]["predicted"] < many["throughput_tokens_per_s"]["predicted"]
     assert one["cause"]
 
 
@@ -60,8 +58,7 @@ def test_predict_withholds_latency_near_capacity_and_says_why():
 
 def test_predict_needs_one_load():
     done = lmi_bench(
-        *("predict", "-m", "llama-2-7b", "--instance", "ml.g5.2xlarge", "--isl", "9", "--osl", "9"),
-        expect=2,
+        *("predict", "-m", "llama-2-7b", "--instance", "ml.g5.2xlarge", "--isl", "9", "--osl", "9"), expect=2
     )
     assert "--concurrency or --rate" in done.stderr
 
@@ -70,9 +67,7 @@ def test_validate_calibrates_on_another_file_and_writes_one_object_a_line(profil
     table = tmp_path / "table.csv"
     table.write_text(lines_of(PUBLISHED / "jumpstart_concurrency.csv", 20), encoding="utf-8")
     out = tmp_path / "judged.json"
-    done = lmi_bench(
-        "validate", table, "--calibrate-on", profile[0].parent / "few.csv", "--json", out
-    )
+    done = lmi_bench("validate", table, "--calibrate-on", profile[0].parent / "few.csv", "--json", out)
     judged = json.loads(out.read_text(encoding="utf-8"))
     assert [row["calibrated"] for row in judged] == [True] * 12 + [False] * 8
     assert "covered" in done.stdout
@@ -190,8 +185,7 @@ def test_guesses_that_hold_pay_and_their_chance_must_be_given(tmp_path):
 def test_a_mix_lies_between_its_kinds_and_a_trace_keeps_its_own_times(tmp_path):
     users = ("--concurrency", "4")
     short, mixed, long = (
-        predicted(tmp_path, *users, "--mix", mix)
-        for mix in ("128/64", "128/64:1,1024/64:1", "1024/64")
+        predicted(tmp_path, *users, "--mix", mix) for mix in ("128/64", "128/64:1,1024/64:1", "1024/64")
     )
     times = [each["ttft_ms"]["predicted"] for each in (short, mixed, long)]
     assert times == sorted(times)
@@ -223,9 +217,7 @@ def test_a_mix_of_one_kind_and_its_lengths_are_equally_sure(tmp_path, rate, is_g
 
 def test_the_router_that_looks_keeps_the_queues_shorter_than_chance(tmp_path):
     load = ("--isl", "512", "--osl", "64", "--replicas", "4", "--rate", "11")
-    looks, draws = (
-        predicted(tmp_path, *load, "--router", router) for router in ("least-outstanding", "random")
-    )
+    looks, draws = (predicted(tmp_path, *load, "--router", router) for router in ("least-outstanding", "random"))
     assert looks["ttft_ms"]["predicted"] < draws["ttft_ms"]["predicted"]
 
 
@@ -250,18 +242,9 @@ def test_pools_under_unequal_requests_are_simulated_and_agree_with_the_closed_fo
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (
-            ("--mix", "64/64", "--shared-prefix", "8", "--disaggregate", "1:1"),
-            "add --no-prefix-cache",
-        ),
-        (
-            ("--mix", "64/64", "--router", "random", "--disaggregate", "1:1"),
-            "leave --router and --replicas out",
-        ),
-        (
-            ("--isl", "64", "--osl", "64", "--shared-prefix", "64"),
-            "must be shorter than the prompts",
-        ),
+        (("--mix", "64/64", "--shared-prefix", "8", "--disaggregate", "1:1"), "add --no-prefix-cache"),
+        (("--mix", "64/64", "--router", "random", "--disaggregate", "1:1"), "leave --router and --replicas out"),
+        (("--isl", "64", "--osl", "64", "--shared-prefix", "64"), "must be shorter than the prompts"),
         (
             (
                 *("--isl", "64", "--osl", "64", "--disaggregate", "1:1", "-m", "llama-3.1-70b"),
@@ -300,11 +283,7 @@ def test_validate_without_a_table_recomputes_the_errors_of_the_shipped_profiles(
     out = tmp_path / "errors.json"
     done = lmi_bench("validate", "--json", out)
     assert "other models" in done.stdout
-    errors = [
-        each
-        for each in json.loads(out.read_text(encoding="utf-8"))
-        if each["profile"] == "tgi-2023"
-    ]
+    errors = [each for each in json.loads(out.read_text(encoding="utf-8")) if each["profile"] == "tgi-2023"]
     own = next(each for each in errors if each["lines"] == 95)
     assert own["lines of"] == "fitted models"
     assert own["median"] <= 0.045
@@ -318,8 +297,7 @@ def test_validate_without_a_table_takes_no_option_of_one():
 
 def test_calibrate_names_the_first_levels_of_a_machine_that_nobody_has_measured():
     done = lmi_bench(
-        *("calibrate", "--next", "4", "-m", "llama-2-13b", "--instance", "ml.g5.12xlarge"),
-        *("--dtype", "float16"),
+        *("calibrate", "--next", "4", "-m", "llama-2-13b", "--instance", "ml.g5.12xlarge"), *("--dtype", "float16")
     )
     levels = [line for line in done.stdout.splitlines() if "llama-2-13b on ml.g5.12xlarge" in line]
     assert len(levels) == 4

@@ -121,12 +121,7 @@ def test_tls_goes_through_a_tunnel(tmp_path, monkeypatch):
     [
         ("https", "me:wrong", NAME, "407 Proxy Authentication Required"),
         ("https", f"me:{PASSWORD}", "other.example", "403 Forbidden"),
-        (
-            "http",
-            "me:wrong",
-            NAME,
-            "itself (HTTP_PROXY gives it user and password): HTTP 407 ",
-        ),
+        ("http", "me:wrong", NAME, "itself (HTTP_PROXY gives it user and password): HTTP 407 "),
         ("http", f"me:{PASSWORD}", "other.example", "/other.example: the environment's proxy"),
     ],
 )
@@ -144,24 +139,12 @@ def test_a_proxy_that_refuses_is_one_line(scheme, user, name, said, tmp_path, mo
     ("scheme", "password", "kind", "said"),
     [
         ("https", "wrong", "connect", f"{{}} does not lead to {NAME}: HTTP 407"),
-        (
-            "http",
-            "wrong",
-            "client_error",
-            "proxy {} itself \\(HTTP_PROXY gives it user and password\\): HTTP 407",
-        ),
-        (
-            "http",
-            PASSWORD,
-            "server_error",
-            "the environment's proxy {} or what is behind it: HTTP 502",
-        ),
+        ("http", "wrong", "client_error", "proxy {} itself \\(HTTP_PROXY gives it user and password\\): HTTP 407"),
+        ("http", PASSWORD, "server_error", "the environment's proxy {} or what is behind it: HTTP 502"),
     ],
     ids=["tunnel", "forwarded", "out of reach"],
 )
-def test_a_proxy_that_fails_later_is_an_error_of_its_request(
-    scheme, password, kind, said, monkeypatch
-):
+def test_a_proxy_that_fails_later_is_an_error_of_its_request(scheme, password, kind, said, monkeypatch):
     with proxy(1) as (at, _):
         monkeypatch.setenv(f"{scheme.upper()}_PROXY", f"http://me:{password}@{at}")
         request = PlannedRequest(0, 0.0, input_tokens=4, output_tokens=3, prompt_text="time year")

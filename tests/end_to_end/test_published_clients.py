@@ -88,9 +88,7 @@ def streamed_lines(url, text, **parameters):
 
 def invoked(client, text, **parameters):
     body = {"inputs": text, "parameters": parameters}
-    reply = client.invoke_endpoint(
-        EndpointName="endpoint", Body=json.dumps(body), ContentType="application/json"
-    )
+    reply = client.invoke_endpoint(EndpointName="endpoint", Body=json.dumps(body), ContentType="application/json")
     return reply["Body"].read().decode("utf8")
 
 
@@ -141,17 +139,14 @@ def test_jumpstarts_client_finds_its_token_count_in_a_list(monkeypatch):
         monkeypatch.setenv(name, value)
     retries = Config(retries={"max_attempts": 20, "mode": "standard"}, max_pool_connections=8)
     asked = {"max_new_tokens": 5, "details": True, "return_full_text": False}
-    with serving(
-        *("--executor", "simulated", "--instance", "ml.g5.2xlarge", "--model", "llama-2-7b")
-    ) as server:
+    with serving(*("--executor", "simulated", "--instance", "ml.g5.2xlarge", "--model", "llama-2-7b")) as server:
         client = boto3.client("sagemaker-runtime", endpoint_url=server.url, config=retries)
         with ThreadPoolExecutor(8) as pool:
             texts = [*pool.map(lambda n: invoked(client, f"prompt {n}", **asked), range(40))]
         with pytest.raises(ClientError) as refused:
             invoked(client, "word " * 401, max_new_tokens=5)
         reply = client.invoke_endpoint_with_response_stream(
-            EndpointName="endpoint",
-            Body=json.dumps({"inputs": "a", "parameters": asked, "stream": True}),
+            EndpointName="endpoint", Body=json.dumps({"inputs": "a", "parameters": asked, "stream": True})
         )
         events = b"".join(event["PayloadPart"]["Bytes"] for event in reply["Body"])
     responses = [json.loads(text) for text in texts]
@@ -169,9 +164,7 @@ def test_a_reader_of_lines_ends_whatever_the_container_answers(stream):
     """Also where the reply is one JSON object, whose line a container does not end."""
     body = {"inputs": "a b", "parameters": {"max_new_tokens": 3}, "stream": stream}
     with runtime_server() as url:
-        reply = runtime(url).invoke_endpoint_with_response_stream(
-            EndpointName="endpoint", Body=json.dumps(body)
-        )
+        reply = runtime(url).invoke_endpoint_with_response_stream(EndpointName="endpoint", Body=json.dumps(body))
         lines = [json.loads(line) for line in LineIterator(reply["Body"])]
     assert len(lines) == (3 if stream else 1)
     assert len(lines[-1]["generated_text"].split()) == 3

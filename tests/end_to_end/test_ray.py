@@ -32,9 +32,7 @@ cluster.shutdown()
 
 
 def _run(*args, **variables):
-    return subprocess.run(
-        command(*args), env=environment() | variables, capture_output=True, text=True, timeout=240
-    )
+    return subprocess.run(command(*args), env=environment() | variables, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture(scope="module")

@@ -57,9 +57,7 @@ def test_the_cache_that_the_server_stated_holds_beside_a_run_too(tmp_path, run):
 
 def test_the_catalog_is_ranked_by_cost_with_reasons_and_intervals(tmp_path):
     answer = tmp_path / "gpu.json"
-    said = lmi_bench(
-        "recommend", *LLAMA, "--rate", "2", "--slo", "latency_per_token_p90<=60ms", "--json", answer
-    )
+    said = lmi_bench("recommend", *LLAMA, "--rate", "2", "--slo", "latency_per_token_p90<=60ms", "--json", answer)
     content = json.loads(answer.read_text())
     best = content["recommended"]
     assert set(best) >= CANDIDATE_KEYS
@@ -74,9 +72,7 @@ def test_the_catalog_is_ranked_by_cost_with_reasons_and_intervals(tmp_path):
 
 def test_an_slo_out_of_reach_names_the_nearest_and_exits_99(tmp_path):
     answer = tmp_path / "none.json"
-    said = lmi_bench(
-        "recommend", *LLAMA, "--rate", "2", "--slo", "itl_p90<=1ms", "--json", answer, expect=99
-    )
+    said = lmi_bench("recommend", *LLAMA, "--rate", "2", "--slo", "itl_p90<=1ms", "--json", answer, expect=99)
     content = json.loads(answer.read_text())
     assert content["recommended"] is None
     assert content["nearest"]["instance"] in said.stdout

@@ -25,19 +25,14 @@ def sweep(monkeypatch, tmp_path, *flags, instances, step_s=0.02, **settings):
     with runtime_server(step_s=step_s, **settings) as url, control_plane(instances) as control:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", control)
         monkeypatch.setenv("AWS_ENDPOINT_URL_APPLICATION_AUTO_SCALING", control)
-        done = lmi_bench(
-            *("sweep", "sagemaker:mine", "--sagemaker-endpoint-url", url, *SMALL, *flags),
-            *("--out", run),
-        )
+        done = lmi_bench(*("sweep", "sagemaker:mine", "--sagemaker-endpoint-url", url, *SMALL, *flags), *("--out", run))
     return done, [json.loads(line) for line in (run / "levels.jsonl").read_text().splitlines()]
 
 
 def test_the_highest_load_under_an_slo_is_told_with_its_interval_and_price(tmp_path, monkeypatch):
     """Two slots of 80 ms an answer: the third user waits for as long, and gets no token in 60."""
     flags = ("--slo", "ttft_p90<=60ms", "--max-spend", "5")
-    done, lines = sweep(
-        monkeypatch, tmp_path, *flags, instances=lambda _: 2, max_rolling_batch_size=2
-    )
+    done, lines = sweep(monkeypatch, tmp_path, *flags, instances=lambda _: 2, max_rolling_batch_size=2)
     assert "2 x ml.g5.2xlarge" in done.stderr
     answer = json.loads((tmp_path / "run" / "slo.json").read_text())
     assert (answer["value"], answer["first_breach"]) == (2, 3)
@@ -52,18 +47,10 @@ def test_the_highest_load_under_an_slo_is_told_with_its_interval_and_price(tmp_p
     assert "USD per 1M output tokens" in done.stdout.partition("; boundary ")[2]
 
 
-def test_a_level_in_which_an_instance_came_is_invalid_whatever_else_is_said_of_it(
-    tmp_path, monkeypatch
-):
+def test_a_level_in_which_an_instance_came_is_invalid_whatever_else_is_said_of_it(tmp_path, monkeypatch):
     """Asked at the start, before the first level, after it and after the second."""
     done, lines = sweep(
-        monkeypatch,
-        tmp_path,
-        "--concurrency",
-        "1,2",
-        "--requests-per-user",
-        "3",
-        instances=lambda n: 2 if n < 4 else 3,
+        monkeypatch, tmp_path, "--concurrency", "1,2", "--requests-per-user", "3", instances=lambda n: 2 if n < 4 else 3
     )
     assert not lines[1]["valid"]
     assert "instances" not in (lines[0]["invalid_reason"] or "")

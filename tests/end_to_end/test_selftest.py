@@ -52,10 +52,7 @@ def test_without_a_small_disk_a_limit_on_files_stands_for_it(tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("damage", "said"),
-    [
-        (lambda lines: lines[:1], "1 levels"),
-        (lambda lines: [lines[0].upper(), *lines[1:]], "was changed"),
-    ],
+    [(lambda lines: lines[:1], "1 levels"), (lambda lines: [lines[0].upper(), *lines[1:]], "was changed")],
 )
 def test_a_damaged_level_fails_the_check(damage, said, tmp_path, monkeypatch):
     """By a `--resume` that changes what it should keep."""
@@ -139,9 +136,7 @@ def test_a_machine_that_measures_nothing_fails(monkeypatch, tmp_path):
         (5.0, "itl", None, True),
     ],
 )
-def test_reported_times_are_compared_with_the_truth(
-    shift_ms, metric, bound, is_wrong, tmp_path, monkeypatch
-):
+def test_reported_times_are_compared_with_the_truth(shift_ms, metric, bound, is_wrong, tmp_path, monkeypatch):
     """By a truth that is moved: how quick this machine is does not matter, also since a level that
     is too late for its own bound may say so, if nothing else is said for it."""
     original, moved_ms = selftest.Probe.get, []
@@ -160,9 +155,7 @@ def test_reported_times_are_compared_with_the_truth(
         run = original(*args, **more)
         if bound == "its own":
             return run
-        bounds = dict.fromkeys(
-            f"{name}_error_bound_ms" for name in ("ttft_p50", "ttft", "itl_p50", "itl")
-        )
+        bounds = dict.fromkeys(f"{name}_error_bound_ms" for name in ("ttft_p50", "ttft", "itl_p50", "itl"))
         bounds |= {"ttft_error_bound_ms": 1e9, "itl_error_bound_ms": 1e9}
         bounds |= {} if bound is None else {bound: 1e9}
         generator = replace(run.levels[0].generator, valid=True, reason=None, **bounds)
@@ -225,8 +218,12 @@ def test_the_command_says_the_verdict_first(tmp_path):
     assert "this machine" in first
     found = json.loads((tmp_path / "s").read_text())
     assert [each["check"] for each in found["findings"]] == [
-        "accuracy", "starved", "faults", "kill and resume", "disk full",
-    ]  # fmt: skip
+        "accuracy",
+        "starved",
+        "faults",
+        "kill and resume",
+        "disk full",
+    ]
     assert {each["state"] for each in found["findings"][1:]} == {"ok"}, found
     assert done.returncode == (found["streams"] == 0)
     for each in found["findings"]:

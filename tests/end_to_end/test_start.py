@@ -69,11 +69,7 @@ def test_no_two_options_of_a_command_share_a_name():
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     for name, command in group.commands.items():
-        names = [
-            each
-            for parameter in command.params
-            for each in (*parameter.opts, *parameter.secondary_opts)
-        ]
+        names = [each for parameter in command.params for each in (*parameter.opts, *parameter.secondary_opts)]
         assert len(names) == len(set(names)), name
 
 

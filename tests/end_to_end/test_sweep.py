@@ -46,8 +46,7 @@ def test_a_simulated_g5_2xlarge_has_the_published_knees_and_throughput(tmp_path)
     assert len(published) == 7
     lines = {line["concurrency"]: line for line in levels_of(run)}
     errors = sorted(
-        abs(lines[level]["throughput_tokens_per_s"] / tokens_per_s - 1)
-        for level, tokens_per_s in published.items()
+        abs(lines[level]["throughput_tokens_per_s"] / tokens_per_s - 1) for level, tokens_per_s in published.items()
     )
     assert errors[len(errors) // 2] < 0.25
     knees = {knee["rule"]: knee for knee in json.loads((run / "knees.json").read_text())}
@@ -59,17 +58,7 @@ def test_a_simulated_g5_2xlarge_has_the_published_knees_and_throughput(tmp_path)
 def test_a_simulated_sweep_without_levels_goes_on_past_the_knee(tmp_path):
     """The cache of an A10G holds 14,720 tokens of Llama 2 7B: 28 sequences of 512."""
     run = tmp_path / "run"
-    lmi_bench(
-        "sweep",
-        "--target",
-        "sim:ml.g5.2xlarge",
-        "--model",
-        "llama-2-7b",
-        "--profile",
-        "tgi-2023",
-        "--out",
-        run,
-    )
+    lmi_bench("sweep", "--target", "sim:ml.g5.2xlarge", "--model", "llama-2-7b", "--profile", "tgi-2023", "--out", run)
     levels = [line["concurrency"] for line in levels_of(run)]
     assert min(levels) == 1
     assert max(levels) > 28
@@ -137,9 +126,7 @@ def test_ctrl_c_exits_130_and_leaves_a_resumable_run(tmp_path):
     run = tmp_path / "run"
     args = ("sweep", ONCE, "--model", "demo-15m", "--concurrency", "1,2", "--out", run, "--resume")
     lengths = ("--input-tokens", "8", "--output-tokens", "32", "--threads", "1")
-    sweep = subprocess.Popen(
-        command(*args, *lengths), env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    sweep = subprocess.Popen(command(*args, *lengths), env=environment(), stderr=subprocess.PIPE, text=True)
     levels = run / "levels.jsonl"
     wait_for(lambda: levels.exists() and len(levels.read_bytes().splitlines()) >= 1)
     sweep.send_signal(signal.SIGINT)
@@ -217,12 +204,7 @@ TWENTY = ("--requests-per-level", "20", "--osl", "2", "--warmup-requests", "0")
 @pytest.mark.parametrize(
     ("share_of_ten", "slo", "code", "said"),
     [
-        (
-            10,
-            (),
-            1,
-            "error: no request was answered: overloaded: HTTP 503: queue full; the records",
-        ),
+        (10, (), 1, "error: no request was answered: overloaded: HTTP 503: queue full; the records"),
         (8, (), 1, "requests failed: overloaded: HTTP 503: queue full"),
         (8, ("--slo", "ttft_mean<=100s"), 1, "error: no level is usable"),
         (8, ("--slo", "ttft_mean<=0.001ms"), 99, "requests failed ("),
@@ -246,9 +228,7 @@ def test_failures_decide_the_exit_code_when_they_are_most_of_all_and_are_named_a
     ("share", "code", "stopped_by", "requests"),
     [("20%", 1, ["errors"], (401, 450)), ("none", 0, [None, None], (602, 602))],
 )
-def test_a_level_ends_at_the_share_of_failures_that_is_stated(
-    tmp_path, share, code, stopped_by, requests
-):
+def test_a_level_ends_at_the_share_of_failures_that_is_stated(tmp_path, share, code, stopped_by, requests):
     """After the probe the requests 1, 2, 10, 11, 12, 20 ... fail: the 121st, the first beyond a
     fifth of 602, is number 401. Others are on their way before the users hear of it."""
     run = tmp_path / "run"

@@ -18,10 +18,7 @@ LLAMA = ("--model", "llama-2-7b", "--input-tokens", "256", "--output-tokens", "2
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "sweep"
-    lmi_bench(
-        *("sweep", "sim:ml.g5.2xlarge", "--model", "llama-2-7b", "--out", folder),
-        *("--concurrency", "1,8"),
-    )
+    lmi_bench(*("sweep", "sim:ml.g5.2xlarge", "--model", "llama-2-7b", "--out", folder), *("--concurrency", "1,8"))
     return folder
 
 
@@ -97,14 +94,8 @@ def test_a_flag_that_would_decide_nothing_is_refused(flags, said):
             ("predict", *LLAMA, "--instance", "ml.g5.2xlarge", "--concurrency", "4"),
             "--speed applies to recorded traffic",
         ),
-        (
-            ("plan-day", "--capacity", "2", "--peak", "0", "--start-up", "460", *PRICED),
-            "--peak must be above 0",
-        ),
-        (
-            ("plan-day", "--capacity", "2", "--peak", "9", "--start-up", "460"),
-            "add --machine-price-per-hour",
-        ),
+        (("plan-day", "--capacity", "2", "--peak", "0", "--start-up", "460", *PRICED), "--peak must be above 0"),
+        (("plan-day", "--capacity", "2", "--peak", "9", "--start-up", "460"), "add --machine-price-per-hour"),
     ],
 )
 def test_what_would_be_passed_over_is_refused_elsewhere_too(command, said):
@@ -139,8 +130,6 @@ def test_a_portfolio_names_the_flags_that_it_does_not_take(tmp_path):
     one = {"model": "llama-2-7b", "input_tokens": 128, "output_tokens": 16, "rate_per_s": 0.2}
     path.write_text(yaml.safe_dump({"models": [one]}))
     refused = lmi_bench(
-        *("recommend", "runs/a", "--portfolio", path, "--dtype", "int4"),
-        *("--max-usd-per-hour", "3"),
-        expect=2,
+        *("recommend", "runs/a", "--portfolio", path, "--dtype", "int4"), *("--max-usd-per-hour", "3"), expect=2
     )
     assert "takes no RUNS, --dtype, --max-usd-per-hour" in refused.stderr

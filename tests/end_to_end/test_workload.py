@@ -42,9 +42,7 @@ def test_a_log_becomes_a_scenario_with_its_lengths_bursts_and_prefix(scenario):
     assert found.load.arrivals == "gamma"
     assert found.load.burstiness == pytest.approx(0.4, rel=0.2)
     assert found.load.rate_per_s[0] >= 1.0
-    assert found.workload.shared_prefix == pytest.approx(
-        len("system: " + "be brief " * 20) / 4, abs=4
-    )
+    assert found.workload.shared_prefix == pytest.approx(len("system: " + "be brief " * 20) / 4, abs=4)
     assert "not known: the daily curve: 2" in text
     assert "correlation +1.00" in text
 
@@ -58,24 +56,27 @@ def test_a_sweep_and_a_plan_accept_the_scenario(scenario, tmp_path):
     short.write_text(yaml.safe_dump(content))
     lmi_bench("sweep", short, "--out", tmp_path / "run")
     rec = tmp_path / "rec.json"
-    done = lmi_bench(
-        "recommend", "--workload", path, "--slo", "ttft_p90<=2s", *MACHINE, "--json", rec
-    )
+    done = lmi_bench("recommend", "--workload", path, "--slo", "ttft_p90<=2s", *MACHINE, "--json", rec)
     assert "in bursts (gamma" in done.stdout
     answer = json.loads(rec.read_text())
     assert answer["rate_per_s"] == content["load"]["rate_per_s"][0]
     assert {kind["input_tokens"] for kind in answer["kinds"]} >= {80, 160, 320}
     replay = lmi_bench(
-        "verify", rec, "--target", "sim:ml.g5.2xlarge", "--requests", "60",
-        "--out", tmp_path / "verified", expect=(0, 99),
-    )  # fmt: skip
+        "verify",
+        rec,
+        "--target",
+        "sim:ml.g5.2xlarge",
+        "--requests",
+        "60",
+        "--out",
+        tmp_path / "verified",
+        expect=(0, 99),
+    )
     assert "figures inside their intervals" in replay.stdout
 
 
 def test_a_servers_page_of_metrics_is_a_source(tmp_path):
-    server = Server(
-        *("--executor", "simulated", "--instance", "ml.g5.2xlarge", "--model", "llama-2-7b")
-    )
+    server = Server(*("--executor", "simulated", "--instance", "ml.g5.2xlarge", "--model", "llama-2-7b"))
     try:
         lmi_bench(
             *("sweep", server.url, "--model", "llama-2-7b", "--out", tmp_path / "run"),

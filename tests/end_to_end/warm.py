@@ -18,11 +18,26 @@ import sys
 from pathlib import Path
 
 WARM = (
-    "aiohttp", "boto3", "numpy", "pydantic", "rich.console", "rich.progress", "rich.table",
-    "scipy.special", "torch", "typer", "yaml", "lmi_bench.cli.main", "lmi_bench.cli.plan_print",
-    "lmi_bench.cli.recommend_print", "lmi_bench.cli.sweep_print", "lmi_bench.engine.async_engine",
-    "lmi_bench.jobs.recommend", "lmi_bench.jobs.sweep.run", "lmi_bench.report.html",
-)  # fmt: skip
+    "aiohttp",
+    "boto3",
+    "numpy",
+    "pydantic",
+    "rich.console",
+    "rich.progress",
+    "rich.table",
+    "scipy.special",
+    "torch",
+    "typer",
+    "yaml",
+    "lmi_bench.cli.main",
+    "lmi_bench.cli.plan_print",
+    "lmi_bench.cli.recommend_print",
+    "lmi_bench.cli.sweep_print",
+    "lmi_bench.engine.async_engine",
+    "lmi_bench.jobs.recommend",
+    "lmi_bench.jobs.sweep.run",
+    "lmi_bench.report.html",
+)
 
 
 def main() -> None:

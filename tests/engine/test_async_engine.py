@@ -249,8 +249,7 @@ def test_a_waiting_task_that_is_cancelled_does_not_end_the_request_for_the_other
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
-    [(EngineError("the device is gone"), "the device is gone"), (RuntimeError("boom"), "boom")],
+    ("error", "message"), [(EngineError("the device is gone"), "the device is gone"), (RuntimeError("boom"), "boom")]
 )
 def test_a_failed_step_ends_every_request_with_the_error(error, message):
     async def main():

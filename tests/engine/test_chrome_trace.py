@@ -31,12 +31,7 @@ def trace(path, *, close=True, drafter=None):
     async def main():
         executor = SimulatedExecutor(StepTimes(), draft_acceptance=1.0)
         config = SchedulerConfig(num_blocks=9, policy="none")
-        engine = AsyncEngine(
-            Scheduler(config, drafter=drafter),
-            executor,
-            on_step=tracer.on_step,
-            on_end=tracer.on_end,
-        )
+        engine = AsyncEngine(Scheduler(config, drafter=drafter), executor, on_step=tracer.on_step, on_end=tracer.on_end)
         async with engine:
             both = [engine.submit(range(5), SamplingParams(max_new_tokens=3)) for _ in range(2)]
             await asyncio.gather(*(each.wait() for each in both))

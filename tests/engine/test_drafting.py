@@ -77,9 +77,7 @@ class Memory:
         self.closed = True
 
 
-requests = st.lists(
-    st.tuples(st.integers(0, 12), st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=8
-)
+requests = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=8)
 configs = st.builds(
     dict,
     num_blocks=st.sampled_from([13, 25, 60]),
@@ -121,16 +119,8 @@ def alone(seq_id, num_prompt, num_output):
 
 
 @settings(max_examples=80)
-@given(
-    requests,
-    configs,
-    st.integers(1, 6),
-    st.sampled_from([right, wrong_now_and_then, always_wrong]),
-    st.booleans(),
-)
-def test_a_draft_model_changes_no_token_and_follows_every_sequence(
-    arrivals, config, k, rule, adaptive
-):
+@given(requests, configs, st.integers(1, 6), st.sampled_from([right, wrong_now_and_then, always_wrong]), st.booleans())
+def test_a_draft_model_changes_no_token_and_follows_every_sequence(arrivals, config, k, rule, adaptive):
     """A draft that is the model itself is always right, if it sees all that the model sees, also
     where it was not asked for many steps.
     """
@@ -158,9 +148,7 @@ def test_tokens_are_lost_to_no_preemption_while_a_draft_runs():
 def test_a_draft_that_is_always_right_saves_all_but_one_step_in_k_plus_1():
     """16 tokens: one from the prefill, then 5 steps of 3: 2 drafted ones and the model's own."""
     executor = DraftingExecutor(Memory(right, 16), Memory(right, 16))
-    _, stats, (generation,) = run(
-        executor, ExecutorDrafter(2), SchedulerConfig(num_blocks=9), [(0, 5, 16)]
-    )
+    _, stats, (generation,) = run(executor, ExecutorDrafter(2), SchedulerConfig(num_blocks=9), [(0, 5, 16)])
     assert stats.steps == 1 + 5
     assert (stats.drafted_tokens, stats.accepted_tokens) == (10, 10)
     assert (generation.drafted_tokens, generation.accepted_tokens) == (10, 10)
@@ -251,9 +239,7 @@ class TestAdaptation:
 
     def drafts(self, rule, *, probe_every=16, cost=0.1):
         executor = DraftingExecutor(Memory(right, 16), Memory(rule, 16))
-        drafter = AdaptiveDrafter(
-            ExecutorDrafter(4), 4, guess_cost_frac=cost, probe_every=probe_every
-        )
+        drafter = AdaptiveDrafter(ExecutorDrafter(4), 4, guess_cost_frac=cost, probe_every=probe_every)
         _, stats, _ = run(executor, drafter, SchedulerConfig(num_blocks=40), [(0, 5, 200)])
         return stats
 

@@ -24,9 +24,7 @@ def budget(free_bytes, told):
     return MemoryBudget(free_bytes, BLOCK_BYTES, keep_bytes=5 * BLOCK_BYTES, tell=told)
 
 
-@pytest.mark.parametrize(
-    ("free", "most_used", "blocks"), [(5000, 7, 7), (0, 7, 7), (9999, 7, 11), (15_000, 0, 10)]
-)
+@pytest.mark.parametrize(("free", "most_used", "blocks"), [(5000, 7, 7), (0, 7, 7), (9999, 7, 11), (15_000, 0, 10)])
 def test_what_was_used_may_be_used_and_the_memory_above_the_kept_one(free, most_used, blocks):
     assert budget(lambda: free, print).blocks(most_used) == blocks
 

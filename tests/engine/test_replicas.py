@@ -49,9 +49,7 @@ def test_two_replicas_of_one_slot_answer_twice_as_fast():
     """Four requests of five tenths: two rounds on two replicas, four on one."""
 
     async def time_of(copies):
-        group = ReplicaGroup(
-            [engine(max_rolling_batch_size=1) for _ in range(copies)], RoundRobin()
-        )
+        group = ReplicaGroup([engine(max_rolling_batch_size=1) for _ in range(copies)], RoundRobin())
         async with group:
             running = [group.submit(range(4), ask(5)) for _ in range(4)]
             for generation in running:
@@ -125,9 +123,7 @@ def test_a_group_of_none_is_refused():
 def test_requests_of_two_replicas_have_different_numbers():
     """The draws of a request without a seed hang on its number: else the first of one replica
     would say what the first of the other says."""
-    parts = open_simulated_engine(
-        "llama-2-7b", "ml.g5.12xlarge", EngineSection(replicas=3), max_total_tokens=64
-    )
+    parts = open_simulated_engine("llama-2-7b", "ml.g5.12xlarge", EngineSection(replicas=3), max_total_tokens=64)
 
     async def main():
         async with parts.engine() as group:

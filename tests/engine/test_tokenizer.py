@@ -15,13 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.tokenizer import Tokenizer
 
-TEXTS = [
-    "plain words here",
-    "naïve café",
-    "日本語のテキスト",
-    "🙂🙃 mixed 👩‍👩‍👧 end",
-    "tab\tand\nline",
-]
+TEXTS = ["plain words here", "naïve café", "日本語のテキスト", "🙂🙃 mixed 👩‍👩‍👧 end", "tab\tand\nline"]
 
 
 def byte_level(folder):
@@ -43,21 +37,12 @@ def byte_fallback(folder):
     for char in "▁abcdefghijklmnopqrstuvwxyz":
         vocab[char] = len(vocab)
     tokenizer = FastTokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.add_special_tokens(["<s>", "</s>"])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.save(str(folder / "tokenizer.json"))
     return Tokenizer.from_folder(folder)
 
@@ -237,11 +222,7 @@ def test_the_text_of_a_token_is_what_it_adds(tmp_path):
     tokenizer = byte_fallback(tmp_path / "a")
     ids = tokenizer.encode("a b c", add_special_tokens=False)
     assert "".join(map(tokenizer.token_text, ids)) == " a b c"
-    assert [tokenizer.token_text(i) for i in (1, 2, 3 + 0xE6)] == [
-        "<s>",
-        "</s>",
-        "\N{REPLACEMENT CHARACTER}",
-    ]
+    assert [tokenizer.token_text(i) for i in (1, 2, 3 + 0xE6)] == ["<s>", "</s>", "\N{REPLACEMENT CHARACTER}"]
     tokenizer = byte_level(tmp_path)
     ids = tokenizer.encode("a wo b", add_special_tokens=False)
     assert "".join(map(tokenizer.token_text, ids)) == "a wo b"

@@ -13,10 +13,7 @@ CHOICE = choose_receive("auto")
 @pytest.fixture(
     params=[
         "python",
-        pytest.param(
-            "native",
-            marks=pytest.mark.skipif(CHOICE.library is None, reason=f"receiver: {CHOICE.note}"),
-        ),
+        pytest.param("native", marks=pytest.mark.skipif(CHOICE.library is None, reason=f"receiver: {CHOICE.note}")),
     ]
 )
 def receiver(request):

@@ -19,9 +19,7 @@ from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.wire.format import find_format
 from tests.loadgen.sending import measure
 
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 REQUEST = PlannedRequest(0, 0.0, input_tokens=4, output_tokens=3, prompt_text="time year way day")
@@ -134,15 +132,11 @@ def records_of(
     async def main() -> tuple[list[RequestRecord], Misbehaving]:
         async with serving(lambda number: scripts[number]) as server:
             url = f"http://127.0.0.1:{server.port}"
-            async with HttpTarget(
-                url, find_format(protocol), model="m", native=NATIVE, **options
-            ) as target:
+            async with HttpTarget(url, find_format(protocol), model="m", native=NATIVE, **options) as target:
                 records = []
                 for _ in scripts:
                     loop = asyncio.get_running_loop()
-                    measured = await measure(
-                        Resolved(target).send, request, loop.time(), timeout_s=timeout_s
-                    )
+                    measured = await measure(Resolved(target).send, request, loop.time(), timeout_s=timeout_s)
                     records.append(measured.record())
             await server.idle()
             return records, server

@@ -67,25 +67,13 @@ def test_a_character_cut_in_two_is_whole_again():
     frame = event("é☃")
     cut = frame.index("é".encode()) + 1
     record = record_of(
-        [
-            STREAM_HEAD + chunk(frame[:cut]),
-            0.02,
-            chunk(frame[cut:]),
-            chunk(event(" c", "length")) + LAST_CHUNK,
-        ]
+        [STREAM_HEAD + chunk(frame[:cut]), 0.02, chunk(frame[cut:]), chunk(event(" c", "length")) + LAST_CHUNK]
     )
     assert (record.status, record.output_tokens) == ("ok", 2)
 
 
 def test_comment_and_empty_frames_are_no_tokens():
-    silent = (
-        b": keep-alive\n\n",
-        b"\n\n",
-        b"event: ping\n\n",
-        b"data: \n\n",
-        b"data:\n\n",
-        b"data:   \n\n",
-    )
+    silent = (b": keep-alive\n\n", b"\n\n", b"event: ping\n\n", b"data: \n\n", b"data:\n\n", b"data:   \n\n")
     noise = b"".join(map(chunk, silent))
     record = record_of([STREAM_HEAD + noise, 0.02, noise + good_answer()[len(STREAM_HEAD) :]])
     assert (record.status, len(record.token_times_s)) == ("ok", 3)
@@ -96,24 +84,19 @@ def test_a_role_only_chunk_is_no_token():
     token = b'data: {"choices": [{"index": 0, "delta": {"content": " a"}}]}\n\n'
     last = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
     record = record_of(
-        [STREAM_HEAD + chunk(role), 0.1, chunk(token) + chunk(last) + chunk(DONE) + LAST_CHUNK],
-        protocol="openai-chat",
+        [STREAM_HEAD + chunk(role), 0.1, chunk(token) + chunk(last) + chunk(DONE) + LAST_CHUNK], protocol="openai-chat"
     )
     assert (record.status, record.output_tokens) == ("ok", 1)
     assert record.token_times_s[0] - record.sent_s >= 0.09
 
 
 def test_several_tokens_in_one_frame_are_counted_by_the_usage():
-    record = record_of(
-        [STREAM_HEAD + chunk(event(" a b", "length")) + chunk(usage(4, 2)) + LAST_CHUNK]
-    )
+    record = record_of([STREAM_HEAD + chunk(event(" a b", "length")) + chunk(usage(4, 2)) + LAST_CHUNK])
     assert (record.output_tokens, len(record.token_times_s)) == (2, 1)
 
 
 def test_wrong_json_is_a_malformed_frame_and_keeps_what_came():
-    record = record_of(
-        [STREAM_HEAD + chunk(event(" a")) + chunk(b"data: {broken\n\n") + LAST_CHUNK]
-    )
+    record = record_of([STREAM_HEAD + chunk(event(" a")) + chunk(b"data: {broken\n\n") + LAST_CHUNK])
     assert record.status == "malformed_frame"
     assert len(record.token_times_s) == 1
 
@@ -227,9 +210,7 @@ def test_headers_that_never_come_are_a_time_out():
 
 
 def test_slow_headers_only_delay():
-    record = record_of(
-        [b"HTTP/1.1 200 OK\r\nContent-", 0.1, good_answer()[len("HTTP/1.1 200 OK\r\nContent-") :]]
-    )
+    record = record_of([b"HTTP/1.1 200 OK\r\nContent-", 0.1, good_answer()[len("HTTP/1.1 200 OK\r\nContent-") :]])
     assert record.ok
     assert record.token_times_s[0] - record.sent_s >= 0.09
 
@@ -280,9 +261,7 @@ def test_a_refused_connection_is_a_connect_error():
         with socket.socket() as sock:  # bound, never listening: every connect is refused
             sock.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-            async with HttpTarget(
-                url, find_format("openai"), model="m", native=misbehaving.NATIVE
-            ) as target:
+            async with HttpTarget(url, find_format("openai"), model="m", native=misbehaving.NATIVE) as target:
                 await target.open(2)
                 return (await measure(Resolved(target).send, REQUEST, 0.0)).record()
 
@@ -294,9 +273,7 @@ def test_a_refused_connection_is_a_connect_error():
 def test_a_host_without_an_address_is_a_connect_error():
     async def main():
         url = "http://host.invalid:8000"
-        async with HttpTarget(
-            url, find_format("openai"), model="m", native=misbehaving.NATIVE
-        ) as target:
+        async with HttpTarget(url, find_format("openai"), model="m", native=misbehaving.NATIVE) as target:
             return (await measure(Resolved(target).send, REQUEST, 0.0)).record()
 
     record = run_on_sockets(main())
@@ -318,9 +295,7 @@ def test_a_server_that_does_not_answer_the_connect_is_given_up():
                     filler.connect_ex(place)
                     fillers.append(filler)
                 url = f"http://127.0.0.1:{place[1]}"
-                async with HttpTarget(
-                    url, find_format("openai"), model="m", connect_timeout_s=0.2
-                ) as target:
+                async with HttpTarget(url, find_format("openai"), model="m", connect_timeout_s=0.2) as target:
                     return (await measure(Resolved(target).send, REQUEST, 0.0)).record()
             finally:
                 for filler in fillers:
@@ -339,9 +314,7 @@ def test_a_port_that_never_answers_the_handshake_is_a_tls_error():
             sock.bind(("127.0.0.1", 0))
             sock.listen(1)
             url = f"https://127.0.0.1:{sock.getsockname()[1]}"
-            async with HttpTarget(
-                url, find_format("openai"), model="m", connect_timeout_s=0.2
-            ) as target:
+            async with HttpTarget(url, find_format("openai"), model="m", connect_timeout_s=0.2) as target:
                 return (await measure(Resolved(target).send, REQUEST, 0.0)).record()
 
     record = run_on_sockets(main())
@@ -358,9 +331,7 @@ def test_plain_http_behind_https_is_a_tls_error():
 
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with HttpTarget(
-            url, find_format("openai"), model="m", native=misbehaving.NATIVE
-        ) as target:
+        async with HttpTarget(url, find_format("openai"), model="m", native=misbehaving.NATIVE) as target:
             record = (await measure(Resolved(target).send, REQUEST, 0.0)).record()
         server.close()
         return record
@@ -386,14 +357,10 @@ def test_a_connection_that_the_server_closed_between_requests_is_replaced():
 
         async with serving(lambda number: [good_answer(), None]) as server:
             url = f"http://127.0.0.1:{server.port}"
-            async with HttpTarget(
-                url, find_format("openai"), model="m", native=misbehaving.NATIVE
-            ) as target:
+            async with HttpTarget(url, find_format("openai"), model="m", native=misbehaving.NATIVE) as target:
                 statuses = []
                 for _ in range(3):
-                    statuses.append(
-                        (await measure(Resolved(target).send, REQUEST, 0.0)).record().status
-                    )
+                    statuses.append((await measure(Resolved(target).send, REQUEST, 0.0)).record().status)
                     await asyncio.sleep(0.05)  # the close is seen while nothing is in flight
                 return statuses, server.connections
 

@@ -98,19 +98,7 @@ def test_a_termination_ends_a_sweep_as_ctrl_c_does_with_a_code_of_its_own(tmp_pa
     run = tmp_path / "run"
     levels = run / "levels.jsonl"
     with runtime_server(step_s=0.02, signed=False) as url:
-        args = (
-            "sweep",
-            url,
-            "--isl",
-            "8",
-            "--osl",
-            "20",
-            "--concurrency",
-            "1,2",
-            *THREE,
-            "--out",
-            run,
-        )
+        args = ("sweep", url, "--isl", "8", "--osl", "20", "--concurrency", "1,2", *THREE, "--out", run)
         said = interrupted(args, lambda: len(lines(levels)) == 1, signal.SIGTERM, (143,))
     assert "1 finished level(s) kept" in said
 
@@ -127,9 +115,7 @@ def test_a_background_job_of_a_script_obeys_a_termination_and_no_ctrl_c(tmp_path
         return len(lines(levels)) == 1
 
     with runtime_server(step_s=0.02, signed=False) as url:
-        said = interrupted(
-            sweep_of(url, "1,2", run), moment, signal.SIGTERM, (143,), before=ignore_ctrl_c
-        )
+        said = interrupted(sweep_of(url, "1,2", run), moment, signal.SIGTERM, (143,), before=ignore_ctrl_c)
     assert "Ctrl-C is ignored, as in a background job: `kill " in said
     assert "1 finished level(s) kept" in said
 
@@ -162,18 +148,7 @@ def test_ctrl_c_ends_a_compilation_at_once(tmp_path, ranks):
 def test_ctrl_c_while_the_target_is_opened_leaves_nothing(tmp_path):
     run = tmp_path / "run"
     at_s = time.monotonic() + 0.8
-    args = (
-        "sweep",
-        "--model",
-        "demo-15m",
-        "--concurrency",
-        "1",
-        "--osl",
-        "400",
-        *THREE,
-        "--out",
-        run,
-    )
+    args = ("sweep", "--model", "demo-15m", "--concurrency", "1", "--osl", "400", *THREE, "--out", run)
     interrupted(args, lambda: time.monotonic() >= at_s)
     assert lines(run / "levels.jsonl") == []
 
@@ -196,9 +171,7 @@ def test_ctrl_c_before_the_commands_are_loaded_is_no_traceback():
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
     """A Python program in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
-    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
 
 
 def test_ctrl_c_that_a_library_wraps_is_no_fault():
@@ -246,9 +219,7 @@ def test_ctrl_c_in_a_destructor_is_not_lost(held_s):
 
 
 @pytest.mark.parametrize(("ends_by", "code"), [("SystemExit(143)", 143), ("", 130)])
-def test_an_interrupt_in_the_making_of_a_class_does_not_change_the_exit_code(
-    tmp_path, ends_by, code
-):
+def test_an_interrupt_in_the_making_of_a_class_does_not_change_the_exit_code(tmp_path, ends_by, code):
     """Python remembers one that left an exec(), and a module would end by SIGINT."""
     (tmp_path / "interrupted.py").write_text(
         "import lmi_bench.cli.main\n"
@@ -336,7 +307,5 @@ def test_ctrl_c_again_and_again_leaves_a_run_that_goes_on_with_each_level_once(t
     assert [line["level"] for line in kept] == [0, 1, 2]
     counted = {(line["level"], line["attempt"]) for line in kept}
     records = lines(run / "requests.jsonl")
-    numbers = [
-        (r["level"], r["request_id"]) for r in records if (r["level"], r["attempt"]) in counted
-    ]
+    numbers = [(r["level"], r["request_id"]) for r in records if (r["level"], r["attempt"]) in counted]
     assert len(numbers) == len(set(numbers)) == 4 + 8 + 12

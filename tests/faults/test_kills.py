@@ -62,9 +62,7 @@ def test_a_disk_that_fills_up_in_mid_sweep_is_one_line_and_the_run_resumes(tmp_p
     said = (left / "err").read_text()
     assert (left / "code").read_text() == "1\n"
     assert "Traceback" not in said
-    assert [line for line in said.splitlines() if line.startswith("error: ")] == [
-        said.splitlines()[-1]
-    ]
+    assert [line for line in said.splitlines() if line.startswith("error: ")] == [said.splitlines()[-1]]
     assert "No space left on device" in said
     assert "--resume" in said
     kept = load_run(left / "full").levels

@@ -6,14 +6,7 @@ import json
 
 import pytest
 
-from tests.faults.misbehaving import (
-    LAST_CHUNK,
-    STREAM_HEAD,
-    chunk,
-    document,
-    record_of,
-    records_of,
-)
+from tests.faults.misbehaving import LAST_CHUNK, STREAM_HEAD, chunk, document, record_of, records_of
 
 pytestmark = pytest.mark.usefixtures("receiver")
 
@@ -31,13 +24,18 @@ def delta(kind: str, field: str, text: str) -> bytes:
 USAGE = {"input_tokens": 3, "cache_read_input_tokens": 1, "output_tokens": 1}
 BEGIN = frame("message_start", message={"type": "message", "content": [], "usage": USAGE})
 PING = frame("ping")
-END = frame("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 3}) + frame(
-    "message_stop"
-)
+END = frame("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 3}) + frame("message_stop")
 TEXT = [delta("text_delta", "text", each) for each in ("für ", "日本", "!")]
-MESSAGE = b"".join([BEGIN, frame("content_block_start", index=0,
-                                 content_block={"type": "text", "text": ""}),
-                    PING, *TEXT, frame("content_block_stop", index=0), END])  # fmt: skip
+MESSAGE = b"".join(
+    [
+        BEGIN,
+        frame("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+        PING,
+        *TEXT,
+        frame("content_block_stop", index=0),
+        END,
+    ]
+)
 RESPONSE = b"".join(
     [
         frame("response.created", response={"status": "in_progress"}),
@@ -46,18 +44,12 @@ RESPONSE = b"".join(
             "response.completed",
             response={
                 "status": "completed",
-                "usage": {
-                    "input_tokens": 4,
-                    "output_tokens": 3,
-                    "input_tokens_details": {"cached_tokens": 1},
-                },
+                "usage": {"input_tokens": 4, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 1}},
             },
         ),
     ]
 )
-BOTH = pytest.mark.parametrize(
-    ("protocol", "answer"), [("anthropic", MESSAGE), ("openai-responses", RESPONSE)]
-)
+BOTH = pytest.mark.parametrize(("protocol", "answer"), [("anthropic", MESSAGE), ("openai-responses", RESPONSE)])
 
 
 @BOTH
@@ -88,8 +80,7 @@ def test_a_stream_that_breaks_off_is_no_answer_and_keeps_what_came(protocol, ans
         (
             "anthropic",
             BEGIN + TEXT[0],
-            frame("error", error={"type": "overloaded_error", "message": "Overloaded"})
-            + b"data: [DONE]\n\n",
+            frame("error", error={"type": "overloaded_error", "message": "Overloaded"}) + b"data: [DONE]\n\n",
         ),
         (
             "openai-responses",
@@ -129,9 +120,7 @@ def test_a_whole_message_is_an_answer_without_times_inside_it():
         "stop_reason": "end_turn",
         "usage": {"input_tokens": 4, "output_tokens": 2},
     }
-    record = record_of(
-        [document("200 OK", json.dumps(body).encode())], protocol="anthropic", stream=False
-    )
+    record = record_of([document("200 OK", json.dumps(body).encode())], protocol="anthropic", stream=False)
     assert (record.status, record.output_tokens, record.exchange.text) == ("ok", 2, "für")
     assert not record.exchange.streamed
 

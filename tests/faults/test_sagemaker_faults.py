@@ -14,15 +14,7 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.sagemaker import payload_part
-from tests.faults.misbehaving import (
-    LAST_CHUNK,
-    REQUEST,
-    STREAM_HEAD,
-    chunk,
-    document,
-    record_of,
-    serving,
-)
+from tests.faults.misbehaving import LAST_CHUNK, REQUEST, STREAM_HEAD, chunk, document, record_of, serving
 from tests.loadgen.sending import measure
 from tests.wire.exception_frames import stream_exception
 

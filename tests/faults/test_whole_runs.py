@@ -20,15 +20,7 @@ from lmi_bench.loadgen.run import sender
 from lmi_bench.loadgen.run.sweep import StopRules, run_sweep
 from lmi_bench.wire.format import find_format
 from tests.faults import misbehaving
-from tests.faults.misbehaving import (
-    LAST_CHUNK,
-    STREAM_HEAD,
-    chunk,
-    document,
-    event,
-    good_answer,
-    serving,
-)
+from tests.faults.misbehaving import LAST_CHUNK, STREAM_HEAD, chunk, document, event, good_answer, serving
 
 pytestmark = pytest.mark.usefixtures("receiver")
 
@@ -56,33 +48,20 @@ FAULTS = {
 KINDS = tuple(FAULTS)
 
 
-def _run(
-    script, num_requests, *, run=None, users=4, rules=EVERYTHING_GOES, timeout_s=0.5, levels=1
-):
+def _run(script, num_requests, *, run=None, users=4, rules=EVERYTHING_GOES, timeout_s=0.5, levels=1):
     """The lines of a sweep, each request answered by script(its place in the order of arrival)."""
-    specs = [
-        LevelSpec(i, Load(concurrency=users), num_requests=num_requests) for i in range(levels)
-    ]
+    specs = [LevelSpec(i, Load(concurrency=users), num_requests=num_requests) for i in range(levels)]
     prompts = SyntheticPrompts([Lengths(4, 3)], common_words, seed=0)
 
     async def main():
         async with (
             serving(script) as server,
             HttpTarget(
-                f"http://127.0.0.1:{server.port}",
-                find_format("openai"),
-                model="m",
-                native=misbehaving.NATIVE,
+                f"http://127.0.0.1:{server.port}", find_format("openai"), model="m", native=misbehaving.NATIVE
             ) as target,
         ):
             return await run_sweep(
-                specs,
-                target,
-                run,
-                prompts=prompts,
-                summarise=summarise_level,
-                stop_rules=rules,
-                timeout_s=timeout_s,
+                specs, target, run, prompts=prompts, summarise=summarise_level, stop_rules=rules, timeout_s=timeout_s
             )
 
     return run_on_sockets(main())

@@ -61,11 +61,7 @@ def run(*arguments):
 def call(*arguments):
     """Run a command by the program's own last handler; what that explains is no fault."""
     out, code = io.StringIO(), 0
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(out),
-    ):
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         patch.setattr("sys.argv", ["lmi-bench", *map(str, arguments)])
         patch.setattr(cli, "app", COMMANDS.main)
         patch.setenv("LMI_BENCH_DEBUG", "1")  # no file with a trace

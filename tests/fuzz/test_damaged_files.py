@@ -76,11 +76,7 @@ def one(base, folder, draw):
     of_profiles = (("predict", *machine, *length, "--profile", profile),)
     names = ("knees.json", "levels.jsonl", "manifest.json", "requests.jsonl", *FOUND)
     file, commands = draw.choice(
-        (
-            (run / draw.choice(names), of_runs),
-            (rec, of_recommendations),
-            (profile, of_profiles),
-        )
+        ((run / draw.choice(names), of_runs), (rec, of_recommendations), (profile, of_profiles))
     )
     damage(file, draw)
     command = draw.choice(commands)

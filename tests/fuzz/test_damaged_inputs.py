@@ -59,17 +59,30 @@ AGENT = {"t": 5.0, "type": "subagent", "agent_id": "a", "status": "completed"}
 WEKA = {"id": "a", "block_size": 64}
 WEKA |= {"requests": [CALL | {"t": 0.0}, AGENT | {"requests": [CALL | {"t": 0}]}, CALL | {"t": 9}]}
 SPANS = [
-    {"traceId": "t", "spanId": str(number), "parentSpanId": "",
-     "startTimeUnixNano": f"17{number}0000000", "endTimeUnixNano": f"17{number}9000000",
-     "attributes": [{"key": f"gen_ai.usage.{way}_tokens", "value": {"intValue": "40"}}
-                    for way in ("input", "output")]}
+    {
+        "traceId": "t",
+        "spanId": str(number),
+        "parentSpanId": "",
+        "startTimeUnixNano": f"17{number}0000000",
+        "endTimeUnixNano": f"17{number}9000000",
+        "attributes": [
+            {"key": f"gen_ai.usage.{way}_tokens", "value": {"intValue": "40"}} for way in ("input", "output")
+        ],
+    }
     for number in (1, 2, 3)
-]  # fmt: skip
+]
 LITELLM = [
-    {"startTime": f"2026-01-01T00:00:0{second}Z", "prompt_tokens": 30, "completion_tokens": 6,
-     "status": "success", "messages": {}, "call_type": "acompletion", "cache_hit": "False"}
+    {
+        "startTime": f"2026-01-01T00:00:0{second}Z",
+        "prompt_tokens": 30,
+        "completion_tokens": 6,
+        "status": "success",
+        "messages": {},
+        "call_type": "acompletion",
+        "cache_hit": "False",
+    }
     for second in (1, 3, 6)
-]  # fmt: skip
+]
 CELLS = """model,instance,tp,dtype,input_tokens,output_tokens,concurrency_or_rate,\
 throughput_tokens_per_s,ttft_ms,itl_ms,e2e_ms,engine
 Qwen/Qwen3-8B,ml.g5.2xlarge,1,bf16,256,64,c=1,28,90,35,2300,vllm 0.12.0
@@ -96,39 +109,49 @@ DIALOGUES = """{"conversations": [{"from": "human", "value": "How much is 1 + 1?
 PROMPTS = '{"prompt": "Hi", "output_tokens": 3}\n{"text": "Ho"}\n'
 QUESTIONS = '{"prompt": "1+1=", "choices": ["2", "3"], "answer": "2"}\n' * 3
 TEXTS = {
-    "scenario.yaml": SCENARIO, "mooncake.jsonl": MOONCAKE, "bailian.jsonl": BAILIAN,
-    "azure.csv": AZURE, "burst.csv": BURSTGPT, "weka.json": json.dumps(WEKA),
+    "scenario.yaml": SCENARIO,
+    "mooncake.jsonl": MOONCAKE,
+    "bailian.jsonl": BAILIAN,
+    "azure.csv": AZURE,
+    "burst.csv": BURSTGPT,
+    "weka.json": json.dumps(WEKA),
     "spans.json": json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": SPANS}]}]}),
-    "log.jsonl": "".join(f"{json.dumps(row)}\n" for row in LITELLM), "cells.csv": CELLS,
-    "table.csv": CELLS + OPEN, "prices.csv": PRICES, "day.csv": DAY, "questions.jsonl": QUESTIONS,
-    "matrix.yaml": MATRIX, "prompts.jsonl": PROMPTS, "dialogues.jsonl": DIALOGUES,
-}  # fmt: skip
+    "log.jsonl": "".join(f"{json.dumps(row)}\n" for row in LITELLM),
+    "cells.csv": CELLS,
+    "table.csv": CELLS + OPEN,
+    "prices.csv": PRICES,
+    "day.csv": DAY,
+    "questions.jsonl": QUESTIONS,
+    "matrix.yaml": MATRIX,
+    "prompts.jsonl": PROMPTS,
+    "dialogues.jsonl": DIALOGUES,
+}
 
 
 def sweep(*options):
+    return lambda file, out: ("sweep", SIM, "--model", "qwen3-8b", *LEVEL[:2], *options, file, "--out", out)
+
+
+def played(option):
+    """Texts are played on a tiny model; on a busy machine a reply of 300 tokens takes its time."""
+    few = ("--requests-per-level", "2", "--concurrency", "1", "--osl", "4", "--timeout", "4")
     return lambda file, out: (
         "sweep",
-        SIM,
+        "--target",
+        "engine",
         "--model",
-        "qwen3-8b",
-        *LEVEL[:2],
-        *options,
+        file.parent / "model",
+        *few,
+        *TORCH,
+        option,
         file,
         "--out",
         out,
     )
 
 
-def played(option):
-    """Texts are played on a tiny model; on a busy machine a reply of 300 tokens takes its time."""
-    few = ("--requests-per-level", "2", "--concurrency", "1", "--osl", "4", "--timeout", "4")
-    return lambda file, out: ("sweep", "--target", "engine", "--model", file.parent / "model", *few,
-                              *TORCH, option, file, "--out", out)  # fmt: skip
-
-
 def priced(command):
-    return lambda file, out: (command, "--platform", "file", "--prices", file, *MACHINE[:2],
-                              *LEVEL[2:])  # fmt: skip
+    return lambda file, out: (command, "--platform", "file", "--prices", file, *MACHINE[:2], *LEVEL[2:])
 
 
 def matrix(file, out):
@@ -165,10 +188,7 @@ DOORS = {
     "cells.csv": [lambda file, out: ("calibrate", file, "-o", out)],
     "prices.csv": [priced("recommend"), priced("compare-accelerators")],
     "day.csv": [lambda file, out: ("plan-day", file.parent / "rec.json", "--load", file)],
-    "questions.jsonl": [
-        lambda file, out: ("generate", "--model", file.parent / "model", "--questions", file,
-                           *TORCH),
-    ],
+    "questions.jsonl": [lambda file, out: ("generate", "--model", file.parent / "model", "--questions", file, *TORCH)],
     "model/config.json": [generate, predict],
     "model/tokenizer.json": [generate],
     "model/tokenizer_config.json": [generate],
@@ -177,11 +197,12 @@ DOORS = {
     "sizes/model.safetensors": [predict],
     "index/model.safetensors.index.json": [predict],
     **{f"imports/{path.name}": [imported] for path in sorted((DATA / "imports").iterdir())},
-    **{f"imports_real/{path.name}": [imported]
-       for path in sorted((DATA / "imports_real").iterdir()) if path.is_file()},
-    **{f"deploy/{path.name}": [lambda file, out: ("deploy", "check", file)]
-       for path in sorted((DATA / "deploy").iterdir())},
-}  # fmt: skip
+    **{f"imports_real/{path.name}": [imported] for path in sorted((DATA / "imports_real").iterdir()) if path.is_file()},
+    **{
+        f"deploy/{path.name}": [lambda file, out: ("deploy", "check", file)]
+        for path in sorted((DATA / "deploy").iterdir())
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -268,11 +289,7 @@ LACKING = {"type": "TemplateProcessing", "single": MISSING, "pair": [], "special
         ("matrix.yaml", "input_tokens: 64", f"input_tokens: {VAST}"),
         ("model/config.json", '"intermediate_size": 96', f'"intermediate_size": {VAST}'),
         ("model/tokenizer.json", '      "Properties": 309,\n', ""),
-        (
-            "model/tokenizer.json",
-            '"post_processor": null',
-            f'"post_processor": {json.dumps(LACKING)}',
-        ),
+        ("model/tokenizer.json", '"post_processor": null', f'"post_processor": {json.dumps(LACKING)}'),
         ("model/generation_config.json", '"eos_token_id": 1', '"eos_token_id": [[1]]'),
         ("imports/awscurl.json", '"totalRequests": 400', f'"totalRequests": {2**70}'),
         ("imports/llmeter_responses.jsonl", '"error": null', '"error": "\\ud800"'),

@@ -140,9 +140,7 @@ def test_hostile_requests_are_refused_and_leave_nothing(kind, monkeypatch):
     place = list(SERVERS).index(kind)
     seeds = range(SEED + place, SEED + NUMBER, len(SERVERS))
     try:
-        statuses, wrong, memory_bytes = asyncio.run(
-            drive(server.url, "demo-15m", seeds, kind == "signed", memory_of)
-        )
+        statuses, wrong, memory_bytes = asyncio.run(drive(server.url, "demo-15m", seeds, kind == "signed", memory_of))
         body = b'{"prompt": "Once", "max_tokens": 3}'
         last = asyncio.run(call(host, int(port), "POST /v1/completions", body))
     finally:

@@ -26,9 +26,7 @@ ABSOLUTE_OF_A_DEVIATION = 1e-9
 WIDTH = 100
 LONG_LIST = 200  # a day of ten-second steps is written as runs of equal values
 
-MOMENT = re.compile(
-    r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?| \d\d:\d\d(:\d\d)? UTC)"
-)
+MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?| \d\d:\d\d(:\d\d)? UTC)")
 # What cannot stay, by a key that tells what holds it: a run's manifest says on what machine and
 # with which packages it was made; a level with a price says what it took by the wall clock, also
 # where the level itself ran in virtual time.
@@ -187,8 +185,7 @@ class _Page(HTMLParser):
     """The visible text of a report, a table's row a line, and the data of its charts."""
 
     _ROW = re.compile(
-        "address|aside|caption|div|dl|dt|figcaption|footer|h[1-4]|header|li|nav|p|section|"
-        "table|title|tr|ul"
+        "address|aside|caption|div|dl|dt|figcaption|footer|h[1-4]|header|li|nav|p|section|table|title|tr|ul"
     )
     _OF_THIS_MACHINE = ("Host", "Versions")  # headings of lists of `name | value`
 

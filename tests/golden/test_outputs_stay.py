@@ -60,8 +60,7 @@ def test_what_is_said_and_written_stays(scenario, tmp_path):
     kept = read(folder)
     assert sorted(texts) == sorted(kept), "other files are written than those that are kept"
     differences = {
-        name: difference(name, kept[name], settled(name, texts[name], kept[name]), commands[name])
-        for name in texts
+        name: difference(name, kept[name], settled(name, texts[name], kept[name]), commands[name]) for name in texts
     }
     shown = [name for name, each in differences.items() if each]
     if shown:
@@ -184,8 +183,6 @@ def write(folder: Path, texts: dict[str, str]) -> None:
 
 def difference(name: str, kept: str, actual: str, command: str) -> str:
     """The command and the first lines of a unified diff; empty where there is none."""
-    lines = difflib.unified_diff(
-        kept.splitlines(), actual.splitlines(), f"kept/{name}", f"now/{name}", lineterm=""
-    )
+    lines = difflib.unified_diff(kept.splitlines(), actual.splitlines(), f"kept/{name}", f"now/{name}", lineterm="")
     shown = "\n".join(islice(lines, SHOWN_LINES))
     return f"{command}\n{shown}" if shown else ""

@@ -31,12 +31,7 @@ PUBLISHED_COLUMNS = (
 def level(users, n, stopped_by=None):
     """Answers of 4 tokens: the first after 100 ms, then one each 50 ms."""
     records = tuple(
-        RequestRecord(
-            i,
-            float(i),
-            Exchange(float(i), tuple(i + t for t in (0.1, 0.15, 0.2, 0.25))),
-            input_tokens=8,
-        )
+        RequestRecord(i, float(i), Exchange(float(i), tuple(i + t for t in (0.1, 0.15, 0.2, 0.25))), input_tokens=8)
         for i in range(n)
     )
     spec = LevelSpec(users - 1, Load(concurrency=users), num_requests=n)
@@ -99,8 +94,7 @@ def test_tables_read_back_as_they_were_written(run, tmp_path, export_format):
 
 
 @pytest.mark.parametrize(
-    ("export_format", "name"),
-    [("csv", "requests.csv"), ("json", "run.json"), ("llm-d", "level-1.yaml")],
+    ("export_format", "name"), [("csv", "requests.csv"), ("json", "run.json"), ("llm-d", "level-1.yaml")]
 )
 def test_no_file_is_written_through_a_link_or_left_torn(run, tmp_path, export_format, name):
     out, outside = tmp_path / "out", tmp_path / "outside"
@@ -132,9 +126,7 @@ def test_an_llm_d_report_names_its_units_and_comes_back_as_it_was(run, tmp_path)
     assert aggregate["latency"]["time_per_output_token"]["units"] == "ms/token"
     assert aggregate["throughput"]["output_token_rate"]["units"] == "tokens/s"
     engine = report["scenario"]["stack"][0]["standardized"]
-    assert engine["accelerator"] == {
-        "model": "A10G", "count": 4, "parallelism": {"dp": 1, "ep": 1, "pp": 1, "tp": 4},
-    }  # fmt: skip
+    assert engine["accelerator"] == {"model": "A10G", "count": 4, "parallelism": {"dp": 1, "ep": 1, "pp": 1, "tp": 4}}
     (imported,) = read_results(paths[0]).levels
     back = imported.level.to_json()
     for key in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "latency_ms_per_token"):

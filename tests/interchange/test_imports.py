@@ -341,9 +341,7 @@ def test_several_files_make_several_levels_of_one_tool_only(tmp_path):
     vllm = read_results(DATA / "vllm.json")
     assert write_imported([vllm, vllm], tmp_path / "run", command=["x"]) == 2
     with pytest.raises(InputError, match="import those of each tool separately"):
-        write_imported(
-            [vllm, read_results(DATA / "awscurl.json")], tmp_path / "both", command=["x"]
-        )
+        write_imported([vllm, read_results(DATA / "awscurl.json")], tmp_path / "both", command=["x"])
 
 
 def packed(tmp_path, **members):
@@ -424,9 +422,7 @@ def test_inference_perfs_users_are_users(tmp_path):
     assert (level.level.load.concurrency, level.level.load.rate_per_s) == (16, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "key"), [("aiperf.json", "input_config"), ("awscurl.json", "p90TimeToFirstByte")]
-)
+@pytest.mark.parametrize(("name", "key"), [("aiperf.json", "input_config"), ("awscurl.json", "p90TimeToFirstByte")])
 def test_values_that_are_nested_too_deep_are_one_line(tmp_path, name, key):
     """Options that are looked for however deep, and a value that is kept as it is."""
     path, circle, deep = tmp_path / "result.json", tmp_path / "result.yaml", []

@@ -35,13 +35,7 @@ EVALSCOPE = {
     "Avg Output Tokens": 20.0,
 }
 EVALSCOPE_ROWS = [
-    {
-        "Percentiles": label,
-        "TTFT (ms)": ttft,
-        "TPOT (ms)": tpot,
-        "ITL (ms)": itl,
-        "Latency (s)": e2e,
-    }
+    {"Percentiles": label, "TTFT (ms)": ttft, "TPOT (ms)": tpot, "ITL (ms)": itl, "Latency (s)": e2e}
     for label, ttft, tpot, itl, e2e in (
         ("50%", 90.0, 24.0, 23.0, 0.5),
         ("90%", 150.0, 30.0, 40.0, 0.8),
@@ -135,12 +129,20 @@ def test_llmeter_requests_take_their_clients_from_the_summary_beside_them(tmp_pa
 def test_llmeters_statistics_are_a_level(tmp_path):
     """48 tokens of 6 answers in 1.2 s."""
     stats = {
-        "clients": 2, "total_requests": 6, "total_test_time": 1.2, "model_id": "m",
-        "failed_requests": 0, "total_input_tokens": 384, "total_output_tokens": 48,
-        "time_to_first_token-average": 0.2, "time_to_first_token-p50": 0.19,
-        "time_to_last_token-average": 0.36, "time_to_last_token-p50": 0.35,
-        "time_per_output_token-average": 0.02, "time_per_output_token-p50": 0.021,
-    }  # fmt: skip
+        "clients": 2,
+        "total_requests": 6,
+        "total_test_time": 1.2,
+        "model_id": "m",
+        "failed_requests": 0,
+        "total_input_tokens": 384,
+        "total_output_tokens": 48,
+        "time_to_first_token-average": 0.2,
+        "time_to_first_token-p50": 0.19,
+        "time_to_last_token-average": 0.36,
+        "time_to_last_token-p50": 0.35,
+        "time_per_output_token-average": 0.02,
+        "time_per_output_token-p50": 0.021,
+    }
     found = read_results(write(tmp_path, {"stats.json": stats}) / "stats.json")
     line = found.levels[0].level.to_json()
     assert (found.tool, line["concurrency"], found.facts) == ("llmeter", 2, {"model": "m"})
@@ -153,10 +155,7 @@ def test_llmeters_statistics_are_a_level(tmp_path):
 def test_aiperf_and_llmperf_requests_take_their_load_from_their_summaries(tmp_path):
     shutil.copy(DATA / "aiperf_requests.jsonl", tmp_path / "profile_export.jsonl")
     shutil.copy(DATA / "aiperf.json", tmp_path / "profile_export_aiperf.json")
-    assert (
-        read_results(tmp_path / "profile_export.jsonl").levels[0].level.to_json()["concurrency"]
-        == 4
-    )
+    assert read_results(tmp_path / "profile_export.jsonl").levels[0].level.to_json()["concurrency"] == 4
     individual = tmp_path / "m_550_150_individual_responses.json"
     shutil.copy(DATA / "llmperf_individual_responses.json", individual)
     shutil.copy(DATA / "llmperf_summary.json", tmp_path / "m_550_150_summary.json")

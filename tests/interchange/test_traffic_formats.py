@@ -40,18 +40,29 @@ def table(found, delimiter=","):
     text = io.StringIO()
     writer = csv.DictWriter(text, found[0].keys(), delimiter=delimiter)
     writer.writeheader()
-    writer.writerows(
-        {key: json.dumps(v) if isinstance(v, dict) else v for key, v in row.items()}
-        for row in found
-    )
+    writer.writerows({key: json.dumps(v) if isinstance(v, dict) else v for key, v in row.items()} for row in found)
     return text.getvalue()
 
 
-LITELLM = rows(ISO, "prompt_tokens", "completion_tokens", status="success", messages={},
-               endTime="2026-01-01T00:01:00Z", call_type="acompletion",
-               cache_hit="False")  # fmt: skip
-LANGFUSE = nested("usageDetails", "input", "output", type="GENERATION", input="Hi,\n\"you\"",
-                  createdAt="2026-02-01T00:00:00Z", level="DEFAULT")  # fmt: skip
+LITELLM = rows(
+    ISO,
+    "prompt_tokens",
+    "completion_tokens",
+    status="success",
+    messages={},
+    endTime="2026-01-01T00:01:00Z",
+    call_type="acompletion",
+    cache_hit="False",
+)
+LANGFUSE = nested(
+    "usageDetails",
+    "input",
+    "output",
+    type="GENERATION",
+    input='Hi,\n"you"',
+    createdAt="2026-02-01T00:00:00Z",
+    level="DEFAULT",
+)
 EPOCHS = {
     scale: rows([round((START_S + after) * scale) for after in (0, 2, 6)], "input", "output")
     for scale in (1e3, 1e6, 1e9)
@@ -130,9 +141,16 @@ def test_an_access_log_has_times_and_assumed_lengths(tmp_path, name):
 def test_only_answered_calls_of_an_access_log_count(tmp_path):
     """Two of eight lines: the others are no POST, failed, another API, no request."""
     line = WEB["nginx"].format(at=1)
-    lines = [line, line.replace(":01 ", ":03 "), line.replace("POST", "GET"), "not a request",
-             line.replace(" 200 ", " 503 "), line.replace(" 200 ", " 302 "),
-             line.replace("chat/completions", "embeddings"), line.replace("/v1", "-")]  # fmt: skip
+    lines = [
+        line,
+        line.replace(":01 ", ":03 "),
+        line.replace("POST", "GET"),
+        "not a request",
+        line.replace(" 200 ", " 503 "),
+        line.replace(" 200 ", " 302 "),
+        line.replace("chat/completions", "embeddings"),
+        line.replace("/v1", "-"),
+    ]
     traffic = read(tmp_path, "\n".join(lines), assume=(5, 2))
     assert len(traffic.requests) == 2
     (note,) = (text for text in traffic.notes if text.startswith("left out"))
@@ -226,12 +244,9 @@ def test_a_file_that_holds_no_requests_is_one_clear_line(tmp_path, content, mess
 
 
 @pytest.mark.parametrize(
-    ("packed", "length", "message"),
-    [(True, 1500, "over 200 times"), (False, 3000, "a line of over")],
+    ("packed", "length", "message"), [(True, 1500, "over 200 times"), (False, 3000, "a line of over")]
 )
-def test_a_log_that_would_fill_the_memory_is_refused(
-    tmp_path, monkeypatch, packed, length, message
-):
+def test_a_log_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch, packed, length, message):
     monkeypatch.setattr(traffic_rows, "_MOST_LINE", 2000)
     line = json.dumps({"prompt_tokens": 8, "completion_tokens": 4, "x": "a" * length}) + "\n"
     text = (line * 2000).encode()
@@ -240,8 +255,12 @@ def test_a_log_that_would_fill_the_memory_is_refused(
 
 
 def test_other_work_and_cached_answers_are_no_calls(tmp_path):
-    others = [{**LANGFUSE[0], "type": "SPAN"}, {**LITELLM[0], "call_type": "aembedding"},
-              {**LITELLM[0], "cache_hit": "True"}, {**LITELLM[0], "status": "failure"}]  # fmt: skip
+    others = [
+        {**LANGFUSE[0], "type": "SPAN"},
+        {**LITELLM[0], "call_type": "aembedding"},
+        {**LITELLM[0], "cache_hit": "True"},
+        {**LITELLM[0], "status": "failure"},
+    ]
     traffic = read(tmp_path, json_lines(LITELLM + others), assume=(5, 2))
     assert lengths(traffic) == EXPECTED
 

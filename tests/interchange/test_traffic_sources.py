@@ -105,10 +105,14 @@ def test_equal_blocks_of_a_trace_are_a_shared_prefix(tmp_path):
 def test_the_blocks_of_a_trace_are_as_long_as_its_lengths_say(tmp_path):
     """40 ids for 640 tokens: blocks of 16, of which 30 begin all prompts alike."""
     rows = [
-        {"timestamp": 100 * at, "input_length": 640, "output_length": 9,
-         "hash_ids": [*range(30), *range(100 * at + 100, 100 * at + 110)]}
+        {
+            "timestamp": 100 * at,
+            "input_length": 640,
+            "output_length": 9,
+            "hash_ids": [*range(30), *range(100 * at + 100, 100 * at + 110)],
+        }
         for at in range(20)
-    ]  # fmt: skip
+    ]
     assert read_traffic(log(tmp_path, rows)).prefix.common == 480
     for size in (None, "x", [], 0):
         odd = [row | {"block_size": size} for row in rows]

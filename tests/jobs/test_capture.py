@@ -46,8 +46,7 @@ def server(tmp_path_factory) -> Path:
     (folder / "truth.json").write_text(profile_to_json(truth), encoding="utf-8")
     path = folder / "server.yaml"
     path.write_text(
-        "target: sim:ml.p5.4xlarge\nmodel: llama-3.1-8b\n"
-        f"engine: {{profile: {folder / 'truth.json'}}}\n",
+        f"target: sim:ml.p5.4xlarge\nmodel: llama-3.1-8b\nengine: {{profile: {folder / 'truth.json'}}}\n",
         encoding="utf-8",
     )
     return path
@@ -76,9 +75,7 @@ def predicted(profile: EngineProfile, cell: MeasuredLevel) -> dict[str, Estimate
     return dict(estimates(fit_of_profile(profile, [cell]), cell, list(FIGURES)))  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "output", "users"), [(900, 120, 10), (300, 200, 24), (700, 50, 3)]
-)
+@pytest.mark.parametrize(("prompt", "output", "users"), [(900, 120, 10), (300, 200, 24), (700, 50, 3)])
 def test_a_captured_profile_predicts_another_level_within_its_interval(
     captured, server, tmp_path, prompt, output, users
 ):
@@ -108,9 +105,7 @@ def test_a_captured_profile_predicts_another_level_within_its_interval(
 
 
 def test_six_levels_differ_in_length_and_load_and_take_less_than_ten_minutes(captured):
-    cells = [
-        (row["input_tokens"], row["output_tokens"], row["users"]) for row in levels_of(captured)
-    ]
+    cells = [(row["input_tokens"], row["output_tokens"], row["users"]) for row in levels_of(captured)]
     assert len(set(cells)) == 6
     assert len({prompt for prompt, _, _ in cells}) > 1
     assert len({users for _, _, users in cells}) > 1
@@ -164,9 +159,7 @@ def test_levels_stay_within_a_short_context(captured):
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_sent(tmp_path):
-    asked = CalibrateSettings(
-        on="sim:ml.g5.2xlarge", model="llama-2-70b", tensor_parallel=1, run_dir=tmp_path / "run"
-    )
+    asked = CalibrateSettings(on="sim:ml.g5.2xlarge", model="llama-2-70b", tensor_parallel=1, run_dir=tmp_path / "run")
     with pytest.raises(InputError, match="weights a device at TP 1 exceed"):
         capture(asked)
     assert not (tmp_path / "run").exists()
@@ -217,9 +210,7 @@ def test_an_endpoint_is_captured_without_its_address_in_the_profile(tmp_path, mo
     machine = ("--executor", "simulated", "--instance", "ml.g5.2xlarge", "--model", "demo-15m")
     running = Server(*machine)
     try:
-        asked = CalibrateSettings(
-            on=running.url, instance="ml.g5.2xlarge", run_dir=tmp_path / "run", api_key="s" * 20
-        )
+        asked = CalibrateSettings(on=running.url, instance="ml.g5.2xlarge", run_dir=tmp_path / "run", api_key="s" * 20)
         _, found = capture(asked)
     finally:
         running.stop()
@@ -232,9 +223,7 @@ def test_an_endpoint_is_captured_without_its_address_in_the_profile(tmp_path, mo
     assert len(set(loads)) == 2, "a level that was not steady has several attempts"
 
 
-def test_a_level_that_was_not_steady_is_fitted_by_its_steady_attempts_each_once(
-    server, tmp_path, monkeypatch
-):
+def test_a_level_that_was_not_steady_is_fitted_by_its_steady_attempts_each_once(server, tmp_path, monkeypatch):
     """The server warms up in the first attempt; then two agree."""
     steps = iter([SpeedStep(at_s=1.0, change=0.3)])
     monkeypatch.setattr(job, "_CELLS", 1)

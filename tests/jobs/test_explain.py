@@ -4,12 +4,7 @@ import pytest
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.jobs import explain
-from lmi_bench.jobs.settings.plan import (
-    BatchSettings,
-    BlendedSettings,
-    MemorySettings,
-    SavingsSettings,
-)
+from lmi_bench.jobs.settings.plan import BatchSettings, BlendedSettings, MemorySettings, SavingsSettings
 
 
 def _values(explained):
@@ -25,15 +20,11 @@ def test_24_gb_hold_llama_2_7b_and_four_sequences_of_4096_tokens():
 def test_falcon_40b_takes_160_gb_in_32_bits_and_84_percent_of_each_of_four_a10g_in_16():
     wide = MemorySettings("falcon-40b", dtype="float32", parameters_b=40, overhead_gb=2)
     assert _values(explain.memory(wide))["weights"] == pytest.approx(160)
-    shared = MemorySettings(
-        "falcon-40b", dtype="bfloat16", parameters_b=40, tensor_parallel=4, memory_gb=24
-    )
+    shared = MemorySettings("falcon-40b", dtype="bfloat16", parameters_b=40, tensor_parallel=4, memory_gb=24)
     four = _values(explain.memory(shared))
     assert four["weights a device"] == pytest.approx(20)
     assert four["weights' share of a device"] == pytest.approx(100 * 20 / 24)  # printed: 84 %
-    eight = MemorySettings(
-        "falcon-40b", dtype="bfloat16", parameters_b=40, tensor_parallel=8, memory_gb=24
-    )
+    eight = MemorySettings("falcon-40b", dtype="bfloat16", parameters_b=40, tensor_parallel=8, memory_gb=24)
     left = _values(explain.memory(eight))["left on a device"]
     assert left == pytest.approx(100 * 14 / 24)  # printed: 60 %
 
@@ -59,9 +50,7 @@ def test_a_latent_cache_is_kept_whole_on_each_rank():
 def test_the_critical_batch_size_is_the_devices_operations_a_byte(device, wanted):
     found = _values(explain.batch(BatchSettings("llama-2-7b", device)))
     assert found["critical batch size, weights only"] == pytest.approx(wanted, abs=0.1)
-    assert found["intensity of attention over a prompt of 4,096 tokens"] == pytest.approx(
-        62.42, abs=0.01
-    )
+    assert found["intensity of attention over a prompt of 4,096 tokens"] == pytest.approx(62.42, abs=0.01)
     # multi-head attention reads a token's cache for one multiplication and addition a value
     assert found["critical batch size, with 4,096 cached tokens each"] is None
 
@@ -74,9 +63,9 @@ def test_a_mixture_turns_compute_bound_later_by_the_experts_that_a_token_leaves_
     assert found["critical batch size, with 1 cached tokens each"] == pytest.approx(bare, rel=0.01)
 
 
-@pytest.mark.parametrize(("dtype", "device", "ratio"), [
-    ("mxfp4", "H100-SXM", 989e12 / 3.35e12), ("float8", "A10G", 116.7),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "device", "ratio"), [("mxfp4", "H100-SXM", 989e12 / 3.35e12), ("float8", "A10G", 116.7)]
+)
 def test_weights_are_widened_where_a_device_lacks_their_type(dtype, device, ratio):
     found = _values(explain.batch(BatchSettings("llama-3.1-8b", device, dtype=dtype)))
     assert found["operations a byte of the device"] == pytest.approx(ratio, rel=0.01)
@@ -99,8 +88,7 @@ def test_a_machine_79_88_percent_cheaper_breaks_even_at_a_fifth_of_the_throughpu
 
 
 @pytest.mark.parametrize(
-    ("values", "flag"),
-    [({"memory_gb": 0}, "--memory-gb"), ({"batch": 0}, "--batch"), ({"overhead_gb": -1}, "--over")],
+    ("values", "flag"), [({"memory_gb": 0}, "--memory-gb"), ({"batch": 0}, "--batch"), ({"overhead_gb": -1}, "--over")]
 )
 def test_sizes_that_cannot_be_are_one_line(values, flag):
     with pytest.raises(InputError, match=flag):
@@ -109,9 +97,13 @@ def test_sizes_that_cannot_be_are_one_line(values, flag):
 
 @pytest.mark.parametrize(
     ("model", "values"),
-    [("gemma-4-31b", "450,560 values"), ("qwen3-next-80b-a3b", "12,288 values"),
-     ("llama-3.1-8b", "2 x 32 layers x 8 KV heads x 128"), ("deepseek-v3", "61 layers x 576")],
-)  # fmt: skip
+    [
+        ("gemma-4-31b", "450,560 values"),
+        ("qwen3-next-80b-a3b", "12,288 values"),
+        ("llama-3.1-8b", "2 x 32 layers x 8 KV heads x 128"),
+        ("deepseek-v3", "61 layers x 576"),
+    ],
+)
 def test_the_values_of_a_token_are_those_that_are_cached(model, values):
     """By hand: 10 * 2*4*512 + 50 * 2*16*256; a quarter of 48 layers, of 2 * 2 * 256."""
     told = explain.memory(MemorySettings(model, tokens=4096))

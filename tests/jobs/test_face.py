@@ -31,9 +31,7 @@ def test_a_setting_is_known_without_what_computes():
 def test_everything_that_is_offered_exists_and_has_a_type():
     """A type checker reads the stub, Python the table."""
     stub = ast.parse((ROOT / "lmi_bench/__init__.pyi").read_text("utf-8"))
-    typed = {
-        name.asname for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names
-    }
+    typed = {name.asname for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names}
     assert typed | {"__version__"} == set(lmi_bench.__all__)
     assert all(hasattr(lmi_bench, name) for name in lmi_bench.__all__)
     with pytest.raises(AttributeError, match="no attribute 'prediction'"):
@@ -65,12 +63,8 @@ def test_a_keyword_that_does_not_exist_or_is_missing_is_a_type_error():
 
 
 def test_a_list_of_numbers_counts_as_numbers_between_commas():
-    asked = {
-        "model": "llama-2-7b", "instance": "ml.g5.2xlarge", "input_tokens": 9, "output_tokens": 9
-    }  # fmt: skip
-    assert lmi_bench.predict(**asked, concurrency=[1, 8]) == lmi_bench.predict(
-        **asked, concurrency="1,8"
-    )
+    asked = {"model": "llama-2-7b", "instance": "ml.g5.2xlarge", "input_tokens": 9, "output_tokens": 9}
+    assert lmi_bench.predict(**asked, concurrency=[1, 8]) == lmi_bench.predict(**asked, concurrency="1,8")
 
 
 def test_the_page_does_what_it_shows(tmp_path, monkeypatch, capsys):

@@ -71,9 +71,7 @@ def test_a_fleet_with_a_host_tier_needs_fewer_machines():
 def test_a_layout_whose_host_has_too_little_memory_is_out():
     asked = {**ON_L40S, **CHAT, "think_time": 60.0, "rate": 0.1}
     with pytest.raises(InputError, match=r"1 x 40 GiB exceed the host's 32 GiB"):
-        lmi_bench.predict(
-            **ON_L40S, **CHAT, rate="0.1", instance="ml.g6e.xlarge", host_cache_gib=40.0
-        )
+        lmi_bench.predict(**ON_L40S, **CHAT, rate="0.1", instance="ml.g6e.xlarge", host_cache_gib=40.0)
     answer = lmi_bench.recommend(**asked, instance=("ml.g6e.xlarge",), host_cache_gib=40.0).answer
     assert answer.recommended is None
     assert any("lower --host-cache-gib" in each.reason for each in answer.rejected)

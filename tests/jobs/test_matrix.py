@@ -23,9 +23,7 @@ QUICK = {"load": {"concurrency": [1, 2], "requests_per_user": 3}}
 
 
 def of(path: Path, out: Path, *, resume: bool = False) -> SweepSettings:
-    return SweepSettings(
-        target=TargetSettings(matrix=path), run=RunSettings(out=out, resume=resume)
-    )
+    return SweepSettings(target=TargetSettings(matrix=path), run=RunSettings(out=out, resume=resume))
 
 
 def matrix_file(tmp_path: Path, targets: list, payloads: list, defaults: dict = QUICK) -> Path:
@@ -80,9 +78,7 @@ def test_a_payload_may_be_a_scenario_file_beside_the_matrix(tmp_path):
         (["http://a"], [{**SHORT, "workload": {"input_token": 3}}], "did you mean"),
     ],
 )
-def test_what_is_wrong_with_a_matrix_is_said_before_anything_runs(
-    tmp_path, targets, payloads, said
-):
+def test_what_is_wrong_with_a_matrix_is_said_before_anything_runs(tmp_path, targets, payloads, said):
     with pytest.raises(InputError, match=said):
         read_matrix(matrix_file(tmp_path, targets, payloads))
 
@@ -151,9 +147,7 @@ def test_the_money_is_that_of_all_cells_together(tmp_path, monkeypatch, cut_off)
         monkeypatch.setattr(matrix, "sweep_scenario", sweep)
     out = tmp_path / "out"
     target = {"name": "a", **SIMULATED, "price_per_hour": 1e9}
-    path = matrix_file(
-        tmp_path, [target], [SHORT, LONG], {"load": {"concurrency": [1], "requests_per_user": 3}}
-    )
+    path = matrix_file(tmp_path, [target], [SHORT, LONG], {"load": {"concurrency": [1], "requests_per_user": 3}})
     outcome = run_matrix(replace(of(path, out), limits=LimitSettings(max_spend=1e-9)))
     assert "is spent" in outcome.cells[1].error
     assert states(out)["a--long"] == "failed"
@@ -162,10 +156,9 @@ def test_the_money_is_that_of_all_cells_together(tmp_path, monkeypatch, cut_off)
 def test_a_matrix_sweeps_the_degrees_of_one_machine(tmp_path):
     """1, 2, 4 and 8 devices, each its own run; published: TP 4 beats 8 for one copy of 7B."""
     targets = [
-        {"name": f"tp{n}", "target": "sim:ml.p4d.24xlarge", "model": "llama-2-7b",
-         "engine": {"tensor_parallel": n}}
+        {"name": f"tp{n}", "target": "sim:ml.p4d.24xlarge", "model": "llama-2-7b", "engine": {"tensor_parallel": n}}
         for n in (1, 2, 4, 8)
-    ]  # fmt: skip
+    ]
     payload = {"name": "short", "workload": {"input_tokens": 64, "output_tokens": 8}}
     path = matrix_file(tmp_path, targets, [payload], {"load": {"concurrency": [16]}})
     found = {}

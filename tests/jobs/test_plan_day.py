@@ -75,9 +75,7 @@ def test_an_answer_takes_as_long_as_the_recommendation_says(tmp_path):
     path.write_text(json.dumps({"model": "llama-3.1-8b", **answer.to_json()}))
     answer_s = answer.recommended.figures["e2e_p50_ms"].value / 1e3
     more = {"capacity": None, "recommendation": path, "peak": 1.0, "policy": ("hpa",)}
-    own, stated, ten = (
-        day(**more, answer_time=seconds).to_json()["policies"] for seconds in (None, answer_s, 10.0)
-    )
+    own, stated, ten = (day(**more, answer_time=seconds).to_json()["policies"] for seconds in (None, answer_s, 10.0))
     assert own == stated
     assert own != ten
 

@@ -27,13 +27,7 @@ from tests.jobs.hearing import Hearing
 )
 def test_a_load_that_is_not_whole_is_refused(options, message):
     with pytest.raises(InputError, match=message):
-        lmi_bench.recommend(
-            model="llama-2-7b",
-            instance=["ml.g5.2xlarge"],
-            input_tokens=64,
-            output_tokens=8,
-            **options,
-        )
+        lmi_bench.recommend(model="llama-2-7b", instance=["ml.g5.2xlarge"], input_tokens=64, output_tokens=8, **options)
 
 
 def test_what_the_other_profile_answers_stands_beside_the_default_one():
@@ -49,18 +43,20 @@ def test_what_the_other_profile_answers_stands_beside_the_default_one():
     assert (first.instance, first.instances) == (second.instance, second.instances)
     capacity = [each.figures["capacity_rate_per_s"].value for each in (first, second)]
     assert capacity[0] == pytest.approx(capacity[1])
-    assert capacity[0] != pytest.approx(
-        found.answer.recommended.figures["capacity_rate_per_s"].value, rel=0.01
-    )
+    assert capacity[0] != pytest.approx(found.answer.recommended.figures["capacity_rate_per_s"].value, rel=0.01)
     assert found.to_json()["other_profile"]["recommended"]["instance"] == "ml.g5.2xlarge"
 
 
 def test_a_copy_spans_machines_where_none_holds_it_alone():
     """Kimi K2 has 1,912 GiB of 16-bit weights, eight H200 1,101 GiB of memory."""
     asked = RecommendSettings(
-        model="kimi-k2", instance=("ml.p5en.48xlarge",), input_tokens=100, output_tokens=50,
-        rate=1.0, axes=AxisSettings(dtype="float16"),
-    )  # fmt: skip
+        model="kimi-k2",
+        instance=("ml.p5en.48xlarge",),
+        input_tokens=100,
+        output_tokens=50,
+        rate=1.0,
+        axes=AxisSettings(dtype="float16"),
+    )
     told = Hearing()
     found = recommend(asked, told)
     best = found.answer.recommended
@@ -75,9 +71,7 @@ def test_a_copy_spans_machines_where_none_holds_it_alone():
 def test_a_portfolio_leaves_out_machines_that_no_image_runs_on(tmp_path):
     """GB200's hosts are arm64: no SageMaker image of vLLM runs there."""
     file = tmp_path / "models.yaml"
-    file.write_text(
-        "models: [{model: qwen3-1.7b, rate_per_s: 1, input_tokens: 64, output_tokens: 8}]"
-    )
+    file.write_text("models: [{model: qwen3-1.7b, rate_per_s: 1, input_tokens: 64, output_tokens: 8}]")
     grace, hearing = "ml.p6e-gb200.36xlarge", Hearing()
     asked = RecommendSettings(portfolio=file, instance=(grace, "ml.g6e.xlarge"))
     found = plan_portfolio(asked, hearing)

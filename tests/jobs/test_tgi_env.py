@@ -43,9 +43,7 @@ def test_every_name_sets_its_limit():
 
 
 def test_both_names_of_the_longest_input_are_taken_but_not_together():
-    assert limits_from_environment({"MAX_INPUT_TOKENS": "9"}) == {
-        "max_input_tokens": ("MAX_INPUT_TOKENS", 9)
-    }
+    assert limits_from_environment({"MAX_INPUT_TOKENS": "9"}) == {"max_input_tokens": ("MAX_INPUT_TOKENS", 9)}
     with pytest.raises(InputError, match="MAX_INPUT_TOKENS and MAX_INPUT_LENGTH are both set"):
         limits_from_environment({"MAX_INPUT_TOKENS": "9", "MAX_INPUT_LENGTH": "9"})
 
@@ -63,9 +61,7 @@ def test_an_empty_variable_is_absent():
 def test_a_prompt_beyond_the_longest_input_is_refused_although_the_whole_would_fit():
     scheduler = Scheduler(SchedulerConfig(num_blocks=99, max_model_len=100, max_input_tokens=50))
     scheduler.add(0, range(50), SamplingParams(max_new_tokens=50), 0.0)
-    with pytest.raises(
-        CapacityError, match="has 51 input tokens but the engine accepts at most 50"
-    ):
+    with pytest.raises(CapacityError, match="has 51 input tokens but the engine accepts at most 50"):
         scheduler.add(1, range(51), SamplingParams(max_new_tokens=1), 0.0)
 
 
@@ -75,9 +71,7 @@ def test_a_longest_input_that_leaves_no_room_for_output_is_refused():
 
 
 def simulated(**settings):
-    return open_simulated_engine(
-        "llama-2-7b", "ml.g5.2xlarge", EngineSection(**settings), max_total_tokens=512
-    )
+    return open_simulated_engine("llama-2-7b", "ml.g5.2xlarge", EngineSection(**settings), max_total_tokens=512)
 
 
 def test_the_token_budget_of_a_batch_bounds_the_cache():

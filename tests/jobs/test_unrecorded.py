@@ -31,11 +31,7 @@ def scenario(tmp_path_factory):
 
 
 def advice(scenario, **stated):
-    return recommend(
-        RecommendSettings(
-            workload=scenario, model="llama-2-7b", instance=("ml.g5.2xlarge",), **stated
-        )
-    )
+    return recommend(RecommendSettings(workload=scenario, model="llama-2-7b", instance=("ml.g5.2xlarge",), **stated))
 
 
 def test_the_scenario_states_what_is_missing_and_hashes_as_before(scenario):

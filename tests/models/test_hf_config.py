@@ -12,12 +12,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.rotary import Rotary
 from lmi_bench.models.folder import folder_name, read_object
-from lmi_bench.models.hf_config import (
-    ARCHITECTURES,
-    _rows,
-    shape_from_hf_config,
-    spec_from_hf_config,
-)
+from lmi_bench.models.hf_config import ARCHITECTURES, _rows, shape_from_hf_config, spec_from_hf_config
 from tests.models.wrong_values import WRONG
 
 LLAMA3_ROPE = {
@@ -51,23 +46,14 @@ NEW_FALCON = {"new_decoder_architecture": True, "multi_query": True, "num_kv_hea
 PUBLISHED = {
     "llama-2-7b": ("Llama", sizes(32, 4096, 32, 32, 11008, 32000, 4096)),
     "llama-2-70b": ("Llama", sizes(80, 8192, 64, 8, 28672, 32000, 4096)),
-    "llama-3.1-8b": (
-        "Llama",
-        sizes(32, 4096, 32, 8, 14336, 128256, 131072) | {"rope_scaling": LLAMA3_ROPE},
-    ),
+    "llama-3.1-8b": ("Llama", sizes(32, 4096, 32, 8, 14336, 128256, 131072) | {"rope_scaling": LLAMA3_ROPE}),
     "llama-3.2-1b": (
         "Llama",
         sizes(16, 2048, 32, 8, 8192, 128256, 131072)
         | {"head_dim": 64, "tie_word_embeddings": True, "rope_scaling": LLAMA3_ROPE},
     ),
-    "mistral-7b-v0.1": (
-        "Mistral",
-        sizes(32, 4096, 32, 8, 14336, 32000, 32768) | {"sliding_window": 4096},
-    ),
-    "mistral-7b-v0.3": (
-        "Mistral",
-        sizes(32, 4096, 32, 8, 14336, 32768, 32768) | {"sliding_window": None},
-    ),
+    "mistral-7b-v0.1": ("Mistral", sizes(32, 4096, 32, 8, 14336, 32000, 32768) | {"sliding_window": 4096}),
+    "mistral-7b-v0.3": ("Mistral", sizes(32, 4096, 32, 8, 14336, 32768, 32768) | {"sliding_window": None}),
     "mixtral-8x7b": (
         "Mixtral",
         sizes(32, 4096, 32, 8, 14336, 32000, 32768)
@@ -89,8 +75,7 @@ PUBLISHED = {
     "qwen2.5-7b": ("Qwen2", sizes(28, 3584, 28, 4, 18944, 152064, 131072)),
     "qwen3-0.6b": (
         "Qwen3",
-        sizes(28, 1024, 16, 8, 3072, 151936, 40960)
-        | {"head_dim": 128, "tie_word_embeddings": True},
+        sizes(28, 1024, 16, 8, 3072, 151936, 40960) | {"head_dim": 128, "tie_word_embeddings": True},
     ),
     "qwen3-32b": ("Qwen3", sizes(64, 5120, 64, 8, 25600, 151936, 40960) | {"head_dim": 128}),
     "qwen3-30b-a3b": (
@@ -120,9 +105,7 @@ def named(family, config):
 def test_a_published_config_gives_the_shape_of_the_catalog(name):
     """The catalog's parameter counts are those of the published weights."""
     shape, known = shape_from_hf_config(name, named(*PUBLISHED[name])), find_model(name)
-    assert {key: getattr(shape, key) for key in COMPARED} == {
-        key: getattr(known, key) for key in COMPARED
-    }
+    assert {key: getattr(shape, key) for key in COMPARED} == {key: getattr(known, key) for key in COMPARED}
 
 
 def test_falcons_first_config_files_give_the_shape_of_the_catalog():
@@ -180,10 +163,7 @@ def test_qwens_window_begins_where_max_window_layers_says():
         ({}, "architecture not named in config.json"),
         ({"architectures": 5}, "architecture not named in config.json"),
         (named("Llama", {"hidden_size": -8}), "hidden_size must be 0 or more, got -8"),
-        (
-            named("Llama", sizes(10**12, 64, 4, 4, 96, 100, 512)),
-            "1000000000000 layers are more than 100000",
-        ),
+        (named("Llama", sizes(10**12, 64, 4, 4, 96, 100, 512)), "1000000000000 layers are more than 100000"),
         (named("Llama", {"hidden_size": "big"}), "hidden_size must be a whole number, got 'big'"),
         (named("Llama", {}), "config.json has none of hidden_size"),
         (named("Falcon", falcon(2, 64, 4, alibi=True)), "alibi is not supported"),
@@ -205,10 +185,7 @@ def test_qwens_window_begins_where_max_window_layers_says():
             named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"layer_types": WINDOWS}),
             "layer_types slide but no window is set",
         ),
-        (
-            named("Mixtral", sizes(2, 64, 4, 4, 96, 100, 512) | SLIDING),
-            "layer_types that alternate are not supported",
-        ),
+        (named("Mixtral", sizes(2, 64, 4, 4, 96, 100, 512) | SLIDING), "layer_types that alternate are not supported"),
         (
             named("Gemma2", sizes(2, 64, 4, 4, 96, 100, 512) | {"use_bidirectional_attention": 1}),
             "use_bidirectional_attention is not supported",
@@ -251,10 +228,7 @@ def test_qwens_window_begins_where_max_window_layers_says():
             "layer_types must name sliding or full attention of each of 2 layers",
         ),
         *(
-            (
-                named("DeepseekV3", sizes(2, 64, 4, 4, 96, 100, 512) | MOE | {key: 0}),
-                f"{key} must be above 0",
-            )
+            (named("DeepseekV3", sizes(2, 64, 4, 4, 96, 100, 512) | MOE | {key: 0}), f"{key} must be above 0")
             for key in ("kv_lora_rank", "qk_rope_head_dim")
         ),
     ],

@@ -9,12 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.model.memory import (
-    StreamedParams,
-    kv_bytes_per_sequence,
-    kv_bytes_per_token,
-    limited_reads,
-)
+from lmi_bench.analysis.model.memory import StreamedParams, kv_bytes_per_sequence, kv_bytes_per_token, limited_reads
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.hf_config import shape_from_hf_config, spec_from_hf_config
@@ -67,9 +62,7 @@ def test_the_engines_reader_agrees_on_weights_and_cache(name):
     for field in ("growing_layers", "sliding_window", "num_kv_heads", "shared_experts"):
         assert getattr(engine, field) == getattr(planned, field)
     assert (both.encoder_params, both.mtp_params) == (planned.encoder_params, planned.mtp_params)
-    assert both.params_total == pytest.approx(
-        engine.params_total + planned.encoder_params, rel=0.004
-    )
+    assert both.params_total == pytest.approx(engine.params_total + planned.encoder_params, rel=0.004)
 
 
 def test_latent_attention_caches_one_vector_a_token_and_layer():
@@ -153,9 +146,7 @@ def test_layers_with_a_window_cache_their_own_heads(name, full, sliding, window)
         ("gemma-4-e4b", 42, 4.6e9, 4 * 2 * 2 * 512 * 2, 20 * 2 * 2 * 256 * 2),
     ],
 )
-def test_embeddings_of_each_layer_are_looked_up_and_shared_caches_count_once(
-    name, layers, effective, full, sliding
-):
+def test_embeddings_of_each_layer_are_looked_up_and_shared_caches_count_once(name, layers, effective, full, sliding):
     """Gemma 4 E2B: 5.1e9 parameters with its encoders, 2.3e9 of them beside the embeddings of each
     layer, as its card says; 15 of 35 layers have a cache, 3 of them of the whole context."""
     shape = shape_of(name)
@@ -337,10 +328,15 @@ def test_blocks_without_attention_or_with_a_narrow_mlp_are_counted_one_by_one():
     """8 KV heads of 128 in 54 of 80 blocks; widths 28,672 and 5,632 by DeciLM's rule."""
     blocks = [nas_block(8, 5.25)] * 54 + [nas_block(None, 1.0)] * 20 + [nas_block(None, None)] * 6
     config = {
-        "model_type": "nemotron-nas", "hidden_size": 8192, "num_hidden_layers": 80,
-        "num_attention_heads": 64, "num_key_value_heads": None, "intermediate_size": None,
-        "vocab_size": 128256, "block_configs": blocks,
-    }  # fmt: skip
+        "model_type": "nemotron-nas",
+        "hidden_size": 8192,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": None,
+        "intermediate_size": None,
+        "vocab_size": 128256,
+        "block_configs": blocks,
+    }
     shape = planning_shape("super", config)
     attention, mlp = 2 * 8192 * (8192 + 1024), 3 * 8192
     by_hand = 54 * (attention + mlp * 28_672) + 20 * mlp * 5_632 + 2 * 128256 * 8192
@@ -351,10 +347,14 @@ def test_blocks_without_attention_or_with_a_narrow_mlp_are_counted_one_by_one():
 
 def test_a_pattern_of_layers_repeats_and_bloom_has_its_own_key():
     config = {
-        "model_type": "recurrent_gemma", "hidden_size": 256, "num_hidden_layers": 8,
-        "num_attention_heads": 4, "vocab_size": 1000, "lru_width": 256,
+        "model_type": "recurrent_gemma",
+        "hidden_size": 256,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "vocab_size": 1000,
+        "lru_width": 256,
         "block_types": ["recurrent", "recurrent", "attention"],
-    }  # fmt: skip
+    }
     assert planning_shape("r", config).full_attention_layers == 2
     bloom = {"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "n_head": 16}
     assert planning_shape("b", bloom | {"vocab_size": 250880}).hidden_size == 1024
@@ -362,11 +362,19 @@ def test_a_pattern_of_layers_repeats_and_bloom_has_its_own_key():
 
 def test_longrope_is_planned_to_its_whole_context_though_the_engine_ends_earlier():
     config = {
-        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 384,
-        "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 131072,
-        "original_max_position_embeddings": 4096, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "hidden_size": 384,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
         "rope_scaling": {"type": "longrope", "long_factor": [1.0] * 48, "short_factor": [1.0] * 48},
-    }  # fmt: skip
+    }
     assert shape_from_hf_config("p", config).max_positions == 4096
     assert planning_shape("p", config).max_positions == 131_072

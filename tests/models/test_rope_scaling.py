@@ -5,12 +5,7 @@ import json
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.folder import (
-    parse_rope_scaling,
-    rope_scaled_folder,
-    shape_of_folder,
-    with_rope_scaling,
-)
+from lmi_bench.models.folder import parse_rope_scaling, rope_scaled_folder, shape_of_folder, with_rope_scaling
 from lmi_bench.models.hf_config import spec_from_hf_config
 
 LLAMA = {
@@ -87,11 +82,7 @@ def test_a_scaling_of_its_own_is_replaced_and_counts_from_the_trained_length():
                 "architectures": ["Phi3ForCausalLM"],
                 "max_position_embeddings": 131072,
                 "original_max_position_embeddings": 4096,
-                "rope_scaling": {
-                    "type": "longrope",
-                    "short_factor": [1.0] * 8,
-                    "long_factor": [2.0] * 8,
-                },
+                "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
             },
             4096,
         ),

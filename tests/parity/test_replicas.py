@@ -13,14 +13,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from tests.parity.test_simulator import (
-    MIXED,
-    StepTimes,
-    assert_same_level,
-    configs,
-    lengths,
-    open_loops,
-)
+from tests.parity.test_simulator import MIXED, StepTimes, assert_same_level, configs, lengths, open_loops
 
 
 def by_chance():
@@ -46,9 +39,7 @@ class Uneven(StepTimes):
 def test_each_router_sends_the_same_requests_to_the_same_replicas(router, load):
     config = SchedulerConfig(num_blocks=60, block_size=4, max_rolling_batch_size=3)
     spec = LevelSpec(0, load, num_requests=30)
-    run = assert_same_level(
-        spec, [(20, 31), (31, 20), (7, 3)], config, Uneven(), replicas=3, router=router
-    )
+    run = assert_same_level(spec, [(20, 31), (31, 20), (7, 3)], config, Uneven(), replicas=3, router=router)
     assert {record.exchange.replica for record in run.records} == {0, 1, 2}
 
 

@@ -66,23 +66,11 @@ class Cycling:
         length, output = self._lengths[number % len(self._lengths)]
         alike = 0 if number < 0 else 2 * length // 3
         own = range((number + 10) * 1000 + 9, (number + 10) * 1000 + 9 + length - alike)
-        return PlannedRequest(
-            number, 0.0, length, output, prompt_token_ids=[*[1 + number % 2] * alike, *own]
-        )
+        return PlannedRequest(number, 0.0, length, output, prompt_token_ids=[*[1 + number % 2] * alike, *own])
 
 
 def run_engine(
-    spec,
-    lengths,
-    config,
-    step_time,
-    *,
-    seed,
-    spacing_s,
-    replicas=1,
-    router=None,
-    speculation=None,
-    overhead_s=0.0,
+    spec, lengths, config, step_time, *, seed, spacing_s, replicas=1, router=None, speculation=None, overhead_s=0.0
 ) -> LevelRun:
     runs = []
     drafter = None if speculation is None else ExecutorDrafter(speculation.draft_tokens)
@@ -92,9 +80,7 @@ def run_engine(
         engines = [
             AsyncEngine(
                 Scheduler(config, drafter=drafter),
-                SimulatedExecutor(
-                    step_time, block_size=config.block_size, draft_acceptance=acceptance
-                ),
+                SimulatedExecutor(step_time, block_size=config.block_size, draft_acceptance=acceptance),
             )
             for _ in range(replicas)
         ]
@@ -138,12 +124,7 @@ def assert_same_level(
     ran = run_engine(spec, lengths, config, step_time, **settings, router=router)
     requests = Cycling(lengths)
     simulated = simulate_level(
-        spec,
-        lambda number: requests.request(spec, number),
-        config,
-        step_time,
-        **settings,
-        router=router(),
+        spec, lambda number: requests.request(spec, number), config, step_time, **settings, router=router()
     )
     assert simulated.stopped_by == ran.stopped_by
     assert len(simulated.records) == len(ran.records)
@@ -201,9 +182,7 @@ open_loops = st.builds(
     LevelSpec,
     index=st.just(0),
     load=st.builds(
-        Load,
-        rate_per_s=st.sampled_from([0.3, 2.3, 7.7, 40.0]),
-        arrivals=st.sampled_from(["poisson", "constant"]),
+        Load, rate_per_s=st.sampled_from([0.3, 2.3, 7.7, 40.0]), arrivals=st.sampled_from(["poisson", "constant"])
     ),
     num_requests=st.integers(1, 30),
     duration_s=st.sampled_from([None, None, 3.1]),
@@ -243,9 +222,7 @@ MIXED = [(20, 70), (70, 20)]
 @pytest.mark.parametrize("policy", ["none", "dynamic", "rolling"])
 @pytest.mark.parametrize("load", [Load(concurrency=6), Load(rate_per_s=3.0)], ids=str)
 def test_each_policy_on_the_mixed_load(policy, load):
-    config = SchedulerConfig(
-        num_blocks=60, block_size=4, policy=policy, batch_size=4, max_rolling_batch_size=6
-    )
+    config = SchedulerConfig(num_blocks=60, block_size=4, policy=policy, batch_size=4, max_rolling_batch_size=6)
     spec = LevelSpec(0, load, num_requests=24)
     run = assert_same_level(spec, MIXED, config, StepTimes())
     assert [record.output_tokens for record in run.records] == [70, 20] * 12
@@ -258,9 +235,7 @@ def test_a_prefix_cache_that_evicts_gives_the_same_times():
     run = assert_same_level(spec, [(60, 20), (48, 9)], config, StepTimes())
     hits = [record.exchange.cached_tokens for record in run.records]
     assert 0 < sum(hits) < 29 * (40 + 32)  # of a cache that keeps everything
-    run = assert_same_level(
-        spec, [(60, 20), (48, 9)], replace(config, host_blocks=400), StepTimes()
-    )
+    run = assert_same_level(spec, [(60, 20), (48, 9)], replace(config, host_blocks=400), StepTimes())
     assert run.engine["host_hit_tokens"] > 0
     assert sum(record.exchange.cached_tokens for record in run.records) == 29 * (40 + 32)
 
@@ -290,9 +265,7 @@ def test_long_runs_of_steps_at_a_time_far_from_zero():
 
 def test_what_can_never_fit_is_refused_in_both():
     spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=12)
-    run = assert_same_level(
-        spec, [(4, 3), (4, 4), (4, 3), (90, 40)], SchedulerConfig(num_blocks=8), Constant()
-    )
+    run = assert_same_level(spec, [(4, 3), (4, 4), (4, 3), (90, 40)], SchedulerConfig(num_blocks=8), Constant())
     assert [record.status for record in run.records] == ["ok", "ok", "ok", "refused"] * 3
 
 
@@ -314,6 +287,4 @@ def test_overload_is_refused_in_both():
 )
 def test_guesses_hold_alike_in_both(spec, lengths, config, draft_tokens, acceptance):
     """Without a warm-up, whose sequences would shift the ids that the draws are made from."""
-    assert_same_level(
-        spec, lengths, config, StepTimes(), speculation=Speculation(draft_tokens, acceptance)
-    )
+    assert_same_level(spec, lengths, config, StepTimes(), speculation=Speculation(draft_tokens, acceptance))

@@ -12,9 +12,16 @@ import time
 class Browser:
     """One page; `console` keeps its errors."""
 
-    FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
-             "--force-prefers-reduced-motion", "--disable-background-networking",
-             "--disable-dev-shm-usage", "--no-first-run")  # fmt: skip
+    FLAGS = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--remote-debugging-pipe",
+        "--force-prefers-reduced-motion",
+        "--disable-background-networking",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+    )
 
     def __init__(self, folder):
         self._in, answers = os.pipe()
@@ -27,9 +34,11 @@ class Browser:
 
         self.process = subprocess.Popen(
             [found(), *self.FLAGS, f"--user-data-dir={folder}", "about:blank"],
-            preexec_fn=pipes, close_fds=False,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            preexec_fn=pipes,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(calls)
         os.close(answers)
         self._buffer, self._number, self.console, self._session = b"", 0, [], None
@@ -73,8 +82,7 @@ class Browser:
 
     def js(self, code):
         """The value of an expression, awaited if it is a promise."""
-        found = self.call("Runtime.evaluate", expression=code, returnByValue=True,
-                          awaitPromise=True)  # fmt: skip
+        found = self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
@@ -87,8 +95,7 @@ class Browser:
 
     def show(self, width, scheme="light", media=""):
         """Change the width, colour scheme or medium of the open page."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900,
-                  deviceScaleFactor=1, mobile=False)  # fmt: skip
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
 

@@ -48,9 +48,7 @@ def closed_loop(concurrency, requests, *, slots=24, step_s=0.03, per_sequence_s=
             if len(times) == tokens:
                 del running[index]
                 free += 1
-                done.append(
-                    RequestRecord(index, sent_s, Exchange(sent_s, tuple(times)), input_tokens=256)
-                )
+                done.append(RequestRecord(index, sent_s, Exchange(sent_s, tuple(times)), input_tokens=256))
     return tuple(sorted(done, key=lambda record: record.request_id))
 
 
@@ -75,16 +73,12 @@ def manifest(name="", model="llama-2-7b", target="http://127.0.0.1:8080", slo=()
     return Manifest.from_json(content)
 
 
-def make_run(
-    name="", *, loads=(1, 2, 4, 8, 16, 32, 64), path="runs/a", more=None, **server: Any
-) -> Run:
+def make_run(name="", *, loads=(1, 2, 4, 8, 16, 32, 64), path="runs/a", more=None, **server: Any) -> Run:
     """A sweep against the server of `closed_loop`; `more` are arguments of `manifest`."""
     levels, records = [], []
     for index, load in enumerate(loads):
         here = closed_loop(load, 3 * load, **server)
-        check = GeneratorReport(
-            dispatch_delay_p99_s=0.0004, loop_lag_p99_s=0.001, cpu_share=0.07, timestamps="kernel"
-        )
+        check = GeneratorReport(dispatch_delay_p99_s=0.0004, loop_lag_p99_s=0.001, cpu_share=0.07, timestamps="kernel")
         spec = LevelSpec(index, Load(concurrency=load), num_requests=3 * load)
         levels.append(summarise_level(LevelRun(spec, 1, here, check=check)))
         records.append(here)
@@ -154,11 +148,24 @@ def _plan():
         candidate("ml.trn1.32xlarge", 1, 8, None, None, 1500.0),
     ]
     question = Question(
-        model="llama-2-7b", dtype="float16", input_tokens=256, output_tokens=256, kinds=(),
-        burstiness=1.0, rate_per_s=8.0, users=None, think_time_s=None, load="8 req/s, Poisson",
-        slos=("ttft_p90<=1s",), objective="cost", purchase="on demand", availability="none",
-        profile="tgi-2023", calibrated=False, measured_loads=0,
-    )  # fmt: skip
+        model="llama-2-7b",
+        dtype="float16",
+        input_tokens=256,
+        output_tokens=256,
+        kinds=(),
+        burstiness=1.0,
+        rate_per_s=8.0,
+        users=None,
+        think_time_s=None,
+        load="8 req/s, Poisson",
+        slos=("ttft_p90<=1s",),
+        objective="cost",
+        purchase="on demand",
+        availability="none",
+        profile="tgi-2023",
+        calibrated=False,
+        measured_loads=0,
+    )
     out = (
         ("ml.g4dn.xlarge", "weights need 12.6 GiB, ml.g4dn.xlarge has 14.6 GiB less 20 %"),
         ("ml.g5.xlarge", "weights need 25.1 GiB, ml.g5.xlarge has 22.0 GiB less 20 %"),
@@ -171,9 +178,7 @@ def _plan():
 
 @pytest.fixture(scope="session")
 def sweep():
-    return make_run(
-        "TGI on g5.2xlarge", more={"slo": ["ttft_p90<=1s", "latency_per_token_p99<=100ms"]}
-    )
+    return make_run("TGI on g5.2xlarge", more={"slo": ["ttft_p90<=1s", "latency_per_token_p99<=100ms"]})
 
 
 @pytest.fixture(scope="session")

@@ -29,10 +29,7 @@ def figures_of(view, **chosen):
     page = render_html(view)
     elements = {name.replace("_", "-"): {"value": value} for name, value in chosen.items()}
     (elements["figures"],) = ({"textContent": text} for text in _DATA.findall(page))
-    places = [
-        {"id": anchor, "dataset": {"view": name, "of": of}}
-        for anchor, name, of in _DRAWN.findall(page)
-    ]
+    places = [{"id": anchor, "dataset": {"view": name, "of": of}} for anchor, name, of in _DRAWN.findall(page)]
     engine = MiniRacer()
     engine.eval(_BROWSER)
     for name in ("draw.js", "charts.js", "views.js"):

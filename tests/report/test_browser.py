@@ -123,8 +123,10 @@ def test_the_keyboard_hides_a_series_and_the_address_shows_the_same_view_again(o
     opened.js(f"{CHART}.focus()")
     opened.key("2")
     opened.until(f"{CHART}.data[2].visible === 'legendonly'")
-    opened.js("(() => { const s = document.getElementById('explore-metric'); s.value = 'itl_ms';"
-              "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    opened.js(
+        "(() => { const s = document.getElementById('explore-metric'); s.value = 'itl_ms';"
+        "s.dispatchEvent(new Event('change')); })()"
+    )
     link = opened.js("location.hash")
     assert "chart-ttft-ms.hidden=2.3" in link
     assert "explore-metric=itl_ms" in link
@@ -139,12 +141,12 @@ def test_the_keyboard_hides_a_series_and_the_address_shows_the_same_view_again(o
 
 
 def test_another_run_has_its_own_levels(opened):
-    opened.js("(() => { const s = document.getElementById('explore-run'); s.value = '1';"
-              "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
-    assert opened.js("document.getElementById('explore-level').options.length") == 7
-    assert opened.js("document.getElementById('explore-level').selectedOptions[0].text") == (
-        "concurrency 64"
+    opened.js(
+        "(() => { const s = document.getElementById('explore-run'); s.value = '1';"
+        "s.dispatchEvent(new Event('change')); })()"
     )
+    assert opened.js("document.getElementById('explore-level').options.length") == 7
+    assert opened.js("document.getElementById('explore-level').selectedOptions[0].text") == ("concurrency 64")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -205,11 +207,8 @@ def test_print_opens_what_is_folded_and_shows_intervals(opened):
     opened.show(1047, "dark", media="print")  # A4 in landscape, less its margins
     opened.js("window.dispatchEvent(new Event('beforeprint'))")
     assert opened.js("[...document.querySelectorAll('details')].every((each) => each.open)")
-    shown = opened.js("[...document.querySelectorAll('td small')].map((e) => e.checkVisibility() &&"
-                      " e.textContent)")  # fmt: skip
-    right = (
-        "Math.max(...[...document.querySelectorAll('table')].map((t) => t.getBoundingClientRect()"
-    )
+    shown = opened.js("[...document.querySelectorAll('td small')].map((e) => e.checkVisibility() && e.textContent)")
+    right = "Math.max(...[...document.querySelectorAll('table')].map((t) => t.getBoundingClientRect()"
     assert opened.js(f"{right}.right))") <= 1047
     assert "300 to 610" in shown
     assert all(shown)
@@ -256,9 +255,7 @@ def test_the_page_of_a_running_sweep_grows_and_the_reader_keeps_the_place(browse
         assert browser.js("window.before[2].selectedOptions[0].text") == "concurrency 4"
         hidden = "window.before[0].data.map((each) => [each.name, each.visible === 'legendonly'])"
         browser.until(f"{hidden}.length === 3")
-        assert browser.js(hidden) == [
-            ["concurrency 1", False], ["concurrency 2", False], ["concurrency 4", True],
-        ]  # fmt: skip
+        assert browser.js(hidden) == [["concurrency 1", False], ["concurrency 2", False], ["concurrency 4", True]]
         browser.until("document.getElementById('live').textContent.startsWith('The sweep is over')")
 
 

@@ -90,15 +90,25 @@ def test_slos_are_lines_in_the_charts_of_their_metric_and_far_ones_are_named(run
 
 
 def test_the_parts_of_ttft_are_stacked_where_the_server_states_its_own(sweep):
-    split = {"network_ms": 3.0, "queue_ms": 1.0, "prefill_ms": 8.0, "client_ms": 0.0,
-             "other_ms": None, "bound_ms": 0.1, "requests": 9, "source": "metrics"}  # fmt: skip
+    split = {
+        "network_ms": 3.0,
+        "queue_ms": 1.0,
+        "prefill_ms": 8.0,
+        "client_ms": 0.0,
+        "other_ms": None,
+        "bound_ms": 0.1,
+        "requests": 9,
+        "source": "metrics",
+    }
     levels = [changed(level, ttft_split=split) for level in sweep.levels]
     assert "chart-ttft-parts" not in figures_of(build_view([sweep]))
     figures = figures_of(build_view([replace(sweep, levels=levels)]))
     traces = figures["chart-ttft-parts"]["data"]
     assert [(trace["name"], trace["y"][0]) for trace in traces] == [
-        ("network and HTTP", 3.0), ("server queue", 1.0), ("prefill", 8.0)
-    ]  # fmt: skip
+        ("network and HTTP", 3.0),
+        ("server queue", 1.0),
+        ("prefill", 8.0),
+    ]
     assert {trace["stackgroup"] for trace in traces} == {"parts"}
 
 
@@ -123,9 +133,7 @@ def test_runs_keep_their_colour_in_every_chart_and_predictions_are_dashed(sweep,
 
 def test_concurrencies_and_rates_get_charts_of_their_own(sweep, runs_of):
     rates = runs_of("rates", loads=(1, 2))
-    rates.levels[:] = [
-        replace(line, load=Load(rate_per_s=line.load.value)) for line in rates.levels
-    ]
+    rates.levels[:] = [replace(line, load=Load(rate_per_s=line.load.value)) for line in rates.levels]
     anchors = [chart.anchor for chart in build_charts(build_view([sweep, rates]))]
     assert len(anchors) == len(set(anchors)) == 9
 
@@ -161,8 +169,13 @@ def test_no_text_of_a_run_or_candidate_is_read_as_a_tag_by_plotly(runs_of, recom
         one["instance"] = one["accelerator"] = tag
     for runs in ([known], [known, runs_of(f"other {tag}", path="runs/b", loads=(1, 2))]):
         figures = figures_of(build_view(runs, [recommendation]))
-        for name in ("chart-latency-throughput", "view-timeline", "view-lanes",
-                     "recommendation-1-cost", "recommendation-1-memory"):  # fmt: skip
+        for name in (
+            "chart-latency-throughput",
+            "view-timeline",
+            "view-lanes",
+            "recommendation-1-cost",
+            "recommendation-1-memory",
+        ):
             assert shown in json.dumps(figures[name])
         tags = set(re.findall("<[^>]*>", json.dumps(figures)))
         assert tags == {"<br>", "<extra>", "</extra>"}
@@ -170,9 +183,7 @@ def test_no_text_of_a_run_or_candidate_is_read_as_a_tag_by_plotly(runs_of, recom
 
 def test_embeddings_have_no_empty_charts_and_their_unit_is_not_that_of_answers(sweep):
     """Their throughput is of the prompts; they have no gaps and no first token."""
-    lines = [
-        replace(line, output_tokens=0, latency={"e2e": line.of("e2e")}) for line in sweep.levels
-    ]
+    lines = [replace(line, output_tokens=0, latency={"e2e": line.of("e2e")}) for line in sweep.levels]
     charts = build_charts(build_view([replace(sweep, levels=lines)]))
     assert [chart.anchor for chart in charts] == ["chart-throughput"]
     assert charts[0].y_title == "Throughput, tok/s"
@@ -184,9 +195,8 @@ def test_a_static_figure_leaves_out_what_is_invalid(sweep):
     lines = [*sweep.levels]
     lines[3] = replace(lines[3], valid=False, invalid_reason="late")
     (chart,) = (
-        each for each in build_charts(build_view([replace(sweep, levels=lines)]))
-        if each.anchor == "chart-throughput"
-    )  # fmt: skip
+        each for each in build_charts(build_view([replace(sweep, levels=lines)])) if each.anchor == "chart-throughput"
+    )
     axes = Figure().subplots()
     _draw_series(axes, chart, chart.series[0])
     assert axes.lines[0].get_xdata().tolist() == [1, 2, 4, 16, 32, 64]

@@ -17,14 +17,7 @@ from lmi_bench.core.manifest import Manifest, TargetFacts
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.report.explore import (
-    BINS,
-    CANDIDATES,
-    LANES,
-    QUANTILES,
-    candidates_data,
-    levels_data,
-)
+from lmi_bench.report.explore import BINS, CANDIDATES, LANES, QUANTILES, candidates_data, levels_data
 
 NO_MANIFEST = Manifest(target=TargetFacts(tensor_parallel=2))
 
@@ -71,9 +64,7 @@ def test_lanes_are_exact_after_minutes_too():
 
 def test_throughput_is_of_all_copies_and_invalid_levels_say_so():
     run = one_level([RequestRecord(0, 0.0, Exchange(0.0, (1.0, 2.0)))])
-    four = replace(
-        run, manifest=Manifest(target=TargetFacts(kind="engine", tensor_parallel=2, replicas=4))
-    )
+    four = replace(run, manifest=Manifest(target=TargetFacts(kind="engine", tensor_parallel=2, replicas=4)))
     assert (levels_data(run, "")["gpus"], levels_data(four, "")["gpus"]) == (2, 8)
     assert levels_data(run, "")["levels"][0]["usable"]
     late = replace(run, levels=[replace(run.levels[0], valid=False)])

@@ -77,11 +77,7 @@ def test_nothing_is_loaded_from_anywhere(page):
 
 def test_the_policy_allows_exactly_the_scripts_that_are_there(page):
     """A browser computes the same hashes over the text between the tags."""
-    (policy,) = [
-        each["content"]
-        for each in page.having("meta")
-        if each.get("http-equiv") == "Content-Security-Policy"
-    ]
+    (policy,) = [each["content"] for each in page.having("meta") if each.get("http-equiv") == "Content-Security-Policy"]
     kinds = [attributes.get("type") for attributes in page.having("script")]
     run = [text for text, kind in zip(page.scripts, kinds, strict=True) if kind is None]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run]
@@ -95,9 +91,7 @@ def test_plotly_is_inlined_once_and_the_page_stays_small(page):
     assert sizes[-2] < 100_000 < 1_000_000 < sizes[-1] < 1_400_000
 
 
-def test_a_report_of_many_levels_and_candidates_is_below_one_and_a_half_megabytes(
-    runs_of, recommendation
-):
+def test_a_report_of_many_levels_and_candidates_is_below_one_and_a_half_megabytes(runs_of, recommendation):
     """12 levels, one of 1,800 requests, and 300 candidates: what is drawn has a fixed size."""
     run = runs_of("", loads=tuple(range(1, 13)))
     run.records[-1] = run.records[-1] * 50
@@ -127,12 +121,25 @@ def test_anchors_lead_somewhere(page):
 
 def test_the_page_holds_all_its_parts(page):
     for part in (
-        "Knee", "Best throughput", "Concurrent requests", "Latency, ms/token", "TTFT, ms",
-        "ITL, ms", "errors", "Service-level objectives", "Load generator's self-check",
-        "Definitions", "(last token - first token) / (output tokens - 1)", "Environment",
-        "Schema version", "Scenario hash", "2026-01-02T03:04:05+00:00", "llama-2-7b",
-        "lmi-bench sweep --out runs/a", "32 GiB",
-    ):  # fmt: skip
+        "Knee",
+        "Best throughput",
+        "Concurrent requests",
+        "Latency, ms/token",
+        "TTFT, ms",
+        "ITL, ms",
+        "errors",
+        "Service-level objectives",
+        "Load generator's self-check",
+        "Definitions",
+        "(last token - first token) / (output tokens - 1)",
+        "Environment",
+        "Schema version",
+        "Scenario hash",
+        "2026-01-02T03:04:05+00:00",
+        "llama-2-7b",
+        "lmi-bench sweep --out runs/a",
+        "32 GiB",
+    ):
         assert part in page.text, part
 
 
@@ -143,8 +150,7 @@ def test_a_percentile_without_support_says_why_on_hover(page):
 
 def test_hostile_names_stay_text(runs_of, recommendation):
     """In the title, model, target, label, SLO, host, reasons and the charts' JSON."""
-    run = runs_of(HOSTILE, loads=(1, 2), more={"model": HOSTILE, "target": HOSTILE,
-                                               "slo": [HOSTILE]})  # fmt: skip
+    run = runs_of(HOSTILE, loads=(1, 2), more={"model": HOSTILE, "target": HOSTILE, "slo": [HOSTILE]})
     run.manifest.host[HOSTILE] = HOSTILE
     run.levels[1] = replace(run.levels[1], valid=False, invalid_reason=HOSTILE)
     recommendation["recommended"]["instance"] = HOSTILE
@@ -190,9 +196,7 @@ def test_levels_of_failures_work(runs_of):
 
 def test_a_rate_sweep_is_shown_over_its_rates(runs_of):
     run = runs_of("rates", loads=(1, 2, 4))
-    run.levels[:] = [
-        replace(line, load=Load(rate_per_s=line.load.value / 2)) for line in run.levels
-    ]
+    run.levels[:] = [replace(line, load=Load(rate_per_s=line.load.value / 2)) for line in run.levels]
     text = Page(render_html(build_view([run]))).text
     assert "Request rate, req/s" in text
     assert "0.5 req/s" in text
@@ -201,9 +205,7 @@ def test_a_rate_sweep_is_shown_over_its_rates(runs_of):
 def test_several_runs_are_compared_with_own_labels(sweep, faster_sweep):
     page = Page(render_html(build_view([sweep, faster_sweep], labels=["old", "new"])))
     assert "2 runs compared" in page.text
-    assert "Runs side by side" in [
-        a["aria-label"] for a in page.having("div") if a.get("role") == "group"
-    ]
+    assert "Runs side by side" in [a["aria-label"] for a in page.having("div") if a.get("role") == "group"]
     assert {"run-1", "run-2"} <= {a.get("id") for a in page.having("section")}
     assert "old" in page.text
     assert "new" in page.text
@@ -214,10 +216,21 @@ def test_a_recommendation_alone_has_its_charts_and_its_numbers_as_text(recommend
     run = [a for a in page.having("script") if a.get("type") is None]
     assert len(run) == len(SCRIPTS) - 1  # none for the curves of runs
     assert [a["data-view"] for a in page.having("div") if a.get("data-view")] == [
-        "cost", "stairs", "roofline", "pace", "memory",
-    ]  # fmt: skip
-    for part in ("2 × ml.g5.12xlarge", "USD 14.18", "1.62 for 1M output tokens", "2,430",
-                 "300 to 610", "weights need 25.1 GiB", "tgi-2023"):  # fmt: skip
+        "cost",
+        "stairs",
+        "roofline",
+        "pace",
+        "memory",
+    ]
+    for part in (
+        "2 × ml.g5.12xlarge",
+        "USD 14.18",
+        "1.62 for 1M output tokens",
+        "2,430",
+        "300 to 610",
+        "weights need 25.1 GiB",
+        "tgi-2023",
+    ):
         assert part in page.text, part
 
 

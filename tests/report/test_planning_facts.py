@@ -13,20 +13,24 @@ CONTENT = {
     "vary": {
         "intervals": [
             {
-                "from_per_s": 1.0, "to_per_s": 4.0, "instance": "ml.a", "tensor_parallel": 1,
-                "copies": 1, "fewest_machines": 1, "most_machines": 4, "least_usd_per_hour": 2.0,
+                "from_per_s": 1.0,
+                "to_per_s": 4.0,
+                "instance": "ml.a",
+                "tensor_parallel": 1,
+                "copies": 1,
+                "fewest_machines": 1,
+                "most_machines": 4,
+                "least_usd_per_hour": 2.0,
                 "most_usd_per_hour": 8.0,
             }
         ]
     },
-}  # fmt: skip
+}
 
 
 def test_each_part_of_the_file_becomes_a_list_of_facts():
     titles = {each.title: dict(each.items) for each in planning_facts(CONTENT)}
-    assert titles["What would change the answer"] == {
-        "price": "price: B wins if A becomes 20% dearer"
-    }
+    assert titles["What would change the answer"] == {"price": "price: B wins if A becomes 20% dearer"}
     assert titles["Cheapest to fastest, none beaten in both"]["2"] == "1 × ml.b, TP 8"
 
 
@@ -40,6 +44,4 @@ def test_a_page_shows_them_once(recommendation):
     text = str(view.provenance)
     assert text.count("becomes 20% dearer") == 1
     (row,) = view.more[0].rows
-    assert [cell.text for cell in row.cells] == [
-        "1", "4", "1 to 4", "ml.a, TP 1 x 1", "2.00 to 8.00", "",
-    ]  # fmt: skip
+    assert [cell.text for cell in row.cells] == ["1", "4", "1 to 4", "ml.a, TP 1 x 1", "2.00 to 8.00", ""]

@@ -24,9 +24,14 @@ from tests.report.conftest import make_run
 from tests.report.figures import figures_of
 
 FACTS = TargetFacts(
-    kind="simulated", model="llama-2-7b", instance="ml.g5.2xlarge", tensor_parallel=1,
-    dtype="float16", profile="vLLM 0.12", profile_provenance=VLLM_0_12.provenance,
-)  # fmt: skip
+    kind="simulated",
+    model="llama-2-7b",
+    instance="ml.g5.2xlarge",
+    tensor_parallel=1,
+    dtype="float16",
+    profile="vLLM 0.12",
+    profile_provenance=VLLM_0_12.provenance,
+)
 
 
 def simulated(run, **facts):
@@ -43,8 +48,11 @@ def test_a_predicted_curve_has_the_intervals_that_predict_gives(predicted):
     curve = build_run_view(predicted, label="", anchor="").curve
     cell = MeasuredLevel(
         Setup(find_model("llama-2-7b"), find_instance("ml.g5.2xlarge"), 1, "float16"),
-        input_tokens=256, output_tokens=48, load=Load(4), num_requests=12,
-    )  # fmt: skip
+        input_tokens=256,
+        output_tokens=48,
+        load=Load(4),
+        num_requests=12,
+    )
     figures = forecast(fit_of_profile(VLLM_0_12, [cell]), cell).figures
     shown = {
         ("ttft_ms", "mean"): curve.values["ttft_ms", "mean"],

@@ -26,13 +26,7 @@ def test_the_highest_load_up_to_which_every_level_meets_the_slos(ttft_s, valid, 
     levels = [level_of(concurrency=n, valid=v) for n, v in zip((4, 2, 1), valid[::-1], strict=True)]
     records = [
         [
-            RequestRecord(
-                i,
-                0.0,
-                Exchange(0.0, (t, t + 1), (1, 1), ended_s=t + 1),
-                input_tokens=1,
-                output_tokens=2,
-            )
+            RequestRecord(i, 0.0, Exchange(0.0, (t, t + 1), (1, 1), ended_s=t + 1), input_tokens=1, output_tokens=2)
             for i in range(5)
         ]
         for t in ttft_s[::-1]
@@ -47,13 +41,7 @@ def test_a_level_with_too_few_requests_to_tell_is_no_breach():
     levels = [level_of(concurrency=n) for n in (1, 2, 4)]
     records = [
         [
-            RequestRecord(
-                i,
-                0.0,
-                Exchange(0.0, (0.5, 1.5), (1, 1), ended_s=1.5),
-                input_tokens=1,
-                output_tokens=2,
-            )
+            RequestRecord(i, 0.0, Exchange(0.0, (0.5, 1.5), (1, 1), ended_s=1.5), input_tokens=1, output_tokens=2)
             for i in range(n)
         ]
         for n in (3, 6, 30)

@@ -33,9 +33,7 @@ def test_the_block_is_the_one_people_paste(level_statistics, golden):
         "mean_concurrency": 7.75,
         "valid": True,
         "stopped_by": None,
-    } | dict.fromkeys(
-        ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "latency_ms_per_token"), level_statistics
-    )
+    } | dict.fromkeys(("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "latency_ms_per_token"), level_statistics)
     line = level_of(**keys)
     block = level_block(line)
     assert {len(row) for row in block.splitlines()} == {62}
@@ -55,10 +53,7 @@ def test_the_block_holds_what_gaps_alone_would_give_beside_the_measured_throughp
 def test_the_block_of_an_open_loop_holds_both_clocks_and_what_lies_between(level_statistics):
     """TTFT from the due time hides nothing; from the send it is what the server took."""
     line = level_of(
-        rate_per_s=10.0,
-        ttft_ms={"mean": 1930.0},
-        ttft_from_sent_ms={"mean": 506.0},
-        dispatch_delay_ms={"mean": 1424.0},
+        rate_per_s=10.0, ttft_ms={"mean": 1930.0}, ttft_from_sent_ms={"mean": 506.0}, dispatch_delay_ms={"mean": 1424.0}
     )
     rows = {row.split(":")[0]: row.split()[-1] for row in level_block(line).splitlines()}
     assert rows["Mean TTFT (ms)"] == "1,930"
@@ -121,16 +116,12 @@ def test_markdown_names_the_recommendation_and_what_was_rejected(recommendation)
 
 
 @pytest.mark.parametrize(("file_format", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_static_figures_are_written_and_alike_each_time(
-    tmp_path, sweep, runs_of, file_format, magic
-):
+def test_static_figures_are_written_and_alike_each_time(tmp_path, sweep, runs_of, file_format, magic):
     other = runs_of("$x_1$ _hidden", loads=(1, 4), path="runs/sim", more={"target": "sim:x"})
     view = build_view([sweep, other])
     first = write_figures(view, tmp_path / "a", file_format=file_format)
     second = write_figures(view, tmp_path / "b", file_format=file_format)
-    assert [path.stem for path in first] == [
-        "latency-throughput", "throughput", "latency", "ttft", "itl",
-    ]  # fmt: skip
+    assert [path.stem for path in first] == ["latency-throughput", "throughput", "latency", "ttft", "itl"]
     for one, two in zip(first, second, strict=True):
         assert one.read_bytes().startswith(magic)
         assert one.read_bytes() == two.read_bytes()
@@ -154,8 +145,7 @@ def test_requests_of_each_replica_are_told_with_the_skew():
         level_of(concurrency=2),
     ]
     assert replica_lines(lines) == [
-        "requests by replica at concurrency 8: http://a: 30, http://b: –; busiest 1.50 times the "
-        "mean",
+        "requests by replica at concurrency 8: http://a: 30, http://b: –; busiest 1.50 times the mean",
         "requests by replica at concurrency 4: 0: 3, 1: 1",
     ]
 

@@ -33,9 +33,16 @@ def test_an_unsupported_percentile_is_not_available_with_its_reason(level_statis
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.012345, "0.0123"), (99.95, "100"), (1234567.0, "1,234,567"), (None, "–"), (0, "0"),
-     (float("inf"), "∞"), (-2.5, "-2.5")],
-)  # fmt: skip
+    [
+        (0.012345, "0.0123"),
+        (99.95, "100"),
+        (1234567.0, "1,234,567"),
+        (None, "–"),
+        (0, "0"),
+        (float("inf"), "∞"),
+        (-2.5, "-2.5"),
+    ],
+)
 def test_numbers_keep_three_digits_and_group_thousands(value, text):
     assert number(value) == text
 
@@ -72,8 +79,13 @@ def test_the_first_headline_is_the_highest_level_that_meets_every_slo(runs_of):
 
 
 def test_the_answer_is_fleet_price_attainment_and_verdict_before_the_runs(sweep, recommendation):
-    outlook = {"slo": "ttft_p90<=2s", "predicted_ms": 420.0, "limit_ms": 400.0,
-               "slack_ms": -20.0, "confidence": "missed"}  # fmt: skip
+    outlook = {
+        "slo": "ttft_p90<=2s",
+        "predicted_ms": 420.0,
+        "limit_ms": 400.0,
+        "slack_ms": -20.0,
+        "confidence": "missed",
+    }
     recommendation["recommended"] |= {"slos": [outlook]}
     recommendation["recommended"]["attainment"] = {"joint_attainment": 0.912, "requests": 3600}
     tiles = build_view([sweep], [recommendation]).headlines
@@ -132,18 +144,21 @@ def test_a_priced_sweep_says_what_its_best_level_costs(runs_of):
 def test_the_recommendation_on_the_first_screen_says_how_sure_it_is(recommendation):
     recommendation["recommended"] |= {
         "capacity_rate_per_s": {"predicted": 10.04, "low": 8.29, "high": 10.9},
-        "slos": [{"slo": "ttft_p90<=2000ms", "predicted_ms": 420.0, "limit_ms": 2000.0,
-                  "slack_ms": 1580.0, "confidence": "sure"}],
-    }  # fmt: skip
+        "slos": [
+            {
+                "slo": "ttft_p90<=2000ms",
+                "predicted_ms": 420.0,
+                "limit_ms": 2000.0,
+                "slack_ms": 1580.0,
+                "confidence": "sure",
+            }
+        ],
+    }
     (advice,) = build_view([], [recommendation]).recommendations
     assert advice.headline.detail == "TP 4, 1 copy a machine"
     tiles = [(tile.label, tile.value, tile.detail) for tile in advice.answer[1:]]
     assert tiles == [
-        (
-            "Capacity",
-            "10 [8.29-10.9]",
-            "within the SLOs; 8 asked for; 2,430 [2,187-2,673] output tok/s at this load",
-        ),
+        ("Capacity", "10 [8.29-10.9]", "within the SLOs; 8 asked for; 2,430 [2,187-2,673] output tok/s at this load"),
         ("ttft_p90<=2000ms", "420 [300-610]", "sure"),
         ("Attainment", "not simulated", ""),
     ]
@@ -164,12 +179,11 @@ def test_the_recommended_knee_is_the_row_to_read(sweep):
 
 def test_saved_knees_are_shown_as_they_were_found(runs_of):
     run = runs_of("saved", loads=(1, 2, 4))
-    saved = Knee("half_latency", concurrency=2, low=1, high=4, cause="host",
-                 recommended=True, why="by hand", change="graphs")  # fmt: skip
+    saved = Knee(
+        "half_latency", concurrency=2, low=1, high=4, cause="host", recommended=True, why="by hand", change="graphs"
+    )
     view = build_view([type(run)(run.path, run.manifest, run.levels, run.records, [saved])])
-    assert texts(view.runs[0].knees) == [
-        ["Half-latency *", "2", "1 to 4", "host time per step", "graphs", "by hand"]
-    ]
+    assert texts(view.runs[0].knees) == [["Half-latency *", "2", "1 to 4", "host time per step", "graphs", "by hand"]]
 
 
 def test_invalid_levels_are_flagged_and_warned_about(runs_of):
@@ -185,8 +199,7 @@ def test_invalid_levels_are_flagged_and_warned_about(runs_of):
 def test_an_invalid_level_neither_meets_an_slo_nor_misses_it(sweep):
     lines = [replace(line, valid=False, invalid_reason="client: late") for line in sweep.levels]
     judged, doubted = (
-        build_view([replace(sweep, levels=levels)]).runs[0].slos.rows[4].cells[3]
-        for levels in (sweep.levels, lines)
+        build_view([replace(sweep, levels=levels)]).runs[0].slos.rows[4].cells[3] for levels in (sweep.levels, lines)
     )
     assert judged.text == f"{doubted.text} ok"
     assert (doubted.hint, doubted.tone) == ("client: late", "warn")
@@ -216,9 +229,7 @@ def test_a_prediction_is_compared_with_the_measurement_and_not_the_other_way_rou
 
 def test_runs_over_unlike_loads_are_not_compared(sweep, runs_of):
     rates = runs_of("rates", loads=(1, 2))
-    rates.levels[:] = [
-        replace(line, load=Load(rate_per_s=line.load.value)) for line in rates.levels
-    ]
+    rates.levels[:] = [replace(line, load=Load(rate_per_s=line.load.value)) for line in rates.levels]
     assert build_view([sweep, rates]).comparison is None
 
 
@@ -235,9 +246,7 @@ def test_candidates_and_rejections_are_grouped_and_unknown_keys_kept(recommendat
     assert advice.headline.tone == "good"
     assert advice.headline.value == "2 × ml.g5.12xlarge"
     assert [len(group.rows) for group in advice.rejected] == [2, 1]
-    assert advice.rejected[0].caption == (
-        "weights need 12.6 to 25.1 GiB, the instance has 14.6 to 22.0 GiB less 20 %"
-    )
+    assert advice.rejected[0].caption == ("weights need 12.6 to 25.1 GiB, the instance has 14.6 to 22.0 GiB less 20 %")
     assert advice.rejected[1].caption == "no accelerator in the catalog"
     assert ("Fitted on", "runs/a") in advice.provenance[0].items
     unpriced = texts(advice.candidates)[2]
@@ -266,9 +275,7 @@ def test_slos_out_of_reach_name_the_nearest(recommendation):
     assert advice.headline.tone == "bad"
 
 
-@pytest.mark.parametrize(
-    ("missed", "said"), [("the budget", "meets the budget"), ("the load", "carries the load")]
-)
+@pytest.mark.parametrize(("missed", "said"), [("the budget", "meets the budget"), ("the load", "carries the load")])
 def test_a_budget_or_load_out_of_reach_is_not_called_an_slo(recommendation, missed, said):
     nearest = recommendation["recommended"]
     recommendation |= {"nearest": nearest, "recommended": None, "missed": missed}
@@ -284,9 +291,7 @@ def test_a_recommendation_with_nothing_in_it_says_so(recommendation):
 
 
 def test_a_withheld_figure_shows_the_reason(recommendation):
-    recommendation["candidates"][0] |= {
-        "ttft_p90_ms": {"predicted": None, "reason": "above 80 % of capacity"}
-    }
+    recommendation["candidates"][0] |= {"ttft_p90_ms": {"predicted": None, "reason": "above 80 % of capacity"}}
     (advice,) = build_view([], [recommendation]).recommendations
     cells = [cell for cell in advice.candidates.rows[0].cells if cell.text == "withheld"]
     assert [cell.hint for cell in cells] == ["above 80 % of capacity"]
@@ -301,19 +306,20 @@ def test_accuracy_is_predicted_over_measured(recommendation):
 
 
 def test_the_question_is_the_subtitle_and_each_slo_has_its_confidence(recommendation):
-    outlook = {"slo": "ttft_p90<=1s", "predicted_ms": 420.0, "limit_ms": 1000.0, "slack_ms": 580.0,
-               "confidence": "likely"}  # fmt: skip
+    outlook = {
+        "slo": "ttft_p90<=1s",
+        "predicted_ms": 420.0,
+        "limit_ms": 1000.0,
+        "slack_ms": 580.0,
+        "confidence": "likely",
+    }
     recommendation["recommended"] |= {"slos": [outlook], "reason": "least cost"}
     (advice,) = build_view([], [recommendation]).recommendations
     assert advice.title == "Recommendation for llama-2-7b"
-    assert advice.subtitle == (
-        "256 tokens in, 256 out · 8 req/s, Poisson · ttft_p90<=1s · ranked by cost"
-    )
+    assert advice.subtitle == ("256 tokens in, 256 out · 8 req/s, Poisson · ttft_p90<=1s · ranked by cost")
     assert advice.why == "least cost"
     (tile,) = [tile for tile in advice.answer if tile.label == "ttft_p90<=1s"]
-    assert (tile.value, tile.unit, tile.detail, tile.tone) == (
-        "420 [300-610]", "ms", "likely", "warn",
-    )  # fmt: skip
+    assert (tile.value, tile.unit, tile.detail, tile.tone) == ("420 [300-610]", "ms", "likely", "warn")
 
 
 def test_another_file_than_a_recommendation_is_refused(recommendation):
@@ -376,8 +382,13 @@ def test_runs_that_cannot_be_judged_say_why(runs_of, monkeypatch):
 def test_an_invalid_level_is_no_improvement_and_its_price_is_not_the_best(sweep, runs_of):
     other = runs_of()
     lines = [*other.levels]
-    lines[3] = replace(lines[3], valid=False, invalid_reason="late", usd_per_1m_output_tokens=1.0,
-                       throughput_tokens_per_s=2 * lines[3].throughput_tokens_per_s)  # fmt: skip
+    lines[3] = replace(
+        lines[3],
+        valid=False,
+        invalid_reason="late",
+        usd_per_1m_output_tokens=1.0,
+        throughput_tokens_per_s=2 * lines[3].throughput_tokens_per_s,
+    )
     lines[2] = replace(lines[2], usd_per_1m_output_tokens=3.0)
     other = replace(other, path=Path("runs/b"), levels=lines)
     table = build_view([sweep, other]).comparison

@@ -161,11 +161,7 @@ def bundled_engine(settings):
     plan = replace(plan, settings=EngineSection(replicas=settings.replicas))
     router = settings.router if settings.replicas > 1 else None
     scheduled = scheduler_config(settings, derived)
-    return [
-        flat([plan, load, scheduled, vars(drafter) if drafter else None]),
-        router,
-        settings.follow_memory,
-    ]
+    return [flat([plan, load, scheduled, vars(drafter) if drafter else None]), router, settings.follow_memory]
 
 
 def built(make, settings):
@@ -186,9 +182,7 @@ def is_idle(kind: Kind, name, settings):
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("name", EngineSection.model_fields)
-@pytest.mark.parametrize(
-    ("kind", "make"), [("simulated", simulated_engine), ("bundled", bundled_engine)]
-)
+@pytest.mark.parametrize(("kind", "make"), [("simulated", simulated_engine), ("bundled", bundled_engine)])
 def test_an_engine_setting_changes_the_engine_or_is_refused(kind, make, name, beside):
     around = BESIDE.get(name, {}) if beside else {}
     if beside and kind == "bundled":
@@ -380,7 +374,5 @@ def test_narrow_weights_are_simulated_and_recorded_but_not_computed(dtype):
     engine = EngineSection(dtype=dtype)
     refuse_impossible("simulated", engine)
     refuse_idle("url", ["engine.dtype"], engine)
-    with pytest.raises(
-        InputError, match=f"--dtype {dtype}: the bundled engine takes float32, .*--quantize"
-    ):
+    with pytest.raises(InputError, match=f"--dtype {dtype}: the bundled engine takes float32, .*--quantize"):
         refuse_impossible("bundled", engine)

@@ -28,24 +28,14 @@ def test_a_share_that_holds_no_weights_is_refused():
         cache_tokens(0.1)
 
 
-@pytest.mark.parametrize(
-    ("option", "settings"), [("--compile", {"compile": True}), ("--device", {"device": "cpu"})]
-)
+@pytest.mark.parametrize(("option", "settings"), [("--compile", {"compile": True}), ("--device", {"device": "cpu"})])
 def test_how_steps_would_be_computed_is_refused_where_none_is(option, settings):
     with pytest.raises(InputError, match=f"{option} is for .*a simulated engine computes nothing"):
-        open_simulated_engine(
-            "llama-2-7b", "ml.g5.2xlarge", EngineSection(**settings), max_total_tokens=512
-        )
+        open_simulated_engine("llama-2-7b", "ml.g5.2xlarge", EngineSection(**settings), max_total_tokens=512)
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"policy": "dynamic"},
-        {"policy": "none"},
-        {"chunked_prefill": True},
-        {"recompute_on_join": True},
-    ],
+    "settings", [{"policy": "dynamic"}, {"policy": "none"}, {"chunked_prefill": True}, {"recompute_on_join": True}]
 )
 def test_a_profiles_rule_for_joining_is_left_out_where_none_can_join(settings):
     """TGI's rule of 20 waiting tokens is of rolling batches with whole prompts alone."""

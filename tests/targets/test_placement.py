@@ -25,9 +25,7 @@ from lmi_bench.targets.loading import copies_a_device, first_device, gpu_count
         (2, 2, None, [0, 0], 2),
     ],
 )
-def test_copies_stand_side_by_side_and_share_only_what_is_too_little(
-    copies, degree, gpus, devices, shared_by
-):
+def test_copies_stand_side_by_side_and_share_only_what_is_too_little(copies, degree, gpus, devices, shared_by):
     """None: the one CPU, which all share."""
     assert [first_device(copy, degree, gpus) for copy in range(copies)] == devices
     assert copies_a_device(copies, degree, gpus) == shared_by
@@ -70,8 +68,6 @@ def test_a_gpu_that_a_model_has_to_itself_is_its_caches(settings, gpus, draft, s
     plan = bundled._plan("demo-15m", EngineSection(**settings), SILENT)
     back_end = BackEnd(device="cpu" if gpus is None else "cuda")
     folder: Path | None = plan.folder if draft else None
-    loaded = bundled._load_settings(
-        replace(plan, gpus=gpus, back_end=back_end, draft_folder=folder), None
-    )
+    loaded = bundled._load_settings(replace(plan, gpus=gpus, back_end=back_end, draft_folder=folder), None)
     assert loaded.memory_share == share
     assert (loaded.most_cache_tokens == 1 << 18) is is_bounded

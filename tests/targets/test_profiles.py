@@ -69,8 +69,7 @@ def test_a_format_and_a_model_that_the_engine_does_not_load_are_one_refusal():
 
 
 @pytest.mark.parametrize(
-    ("model", "instance", "degree"),
-    [("llama-3-70b", "ml.p5.48xlarge", 2), ("llama-2-7b", "ml.g5.12xlarge", 1)],
+    ("model", "instance", "degree"), [("llama-3-70b", "ml.p5.48xlarge", 2), ("llama-2-7b", "ml.g5.12xlarge", 1)]
 )
 def test_without_a_degree_the_smallest_that_fits_is_taken(model, instance, degree):
     engine = open_simulated_engine(model, instance, EngineSection(), max_total_tokens=512)

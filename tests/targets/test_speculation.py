@@ -34,9 +34,7 @@ def test_a_draft_with_another_vocabulary_is_refused(tmp_path):
 
 
 def simulated(**settings):
-    return open_simulated_engine(
-        "llama-2-7b", "ml.g5.2xlarge", EngineSection(**settings), max_total_tokens=512
-    )
+    return open_simulated_engine("llama-2-7b", "ml.g5.2xlarge", EngineSection(**settings), max_total_tokens=512)
 
 
 def test_a_simulated_engine_has_to_be_told_how_many_drafts_hold():
@@ -58,11 +56,7 @@ def test_a_draft_of_a_simulated_engine_takes_its_own_steps(tmp_path):
     """Perfect drafts of 3 tokens save three steps in four; a draft model's own steps cost time
     that look-up does not take."""
     speeds = {}
-    for name, flags in {
-        "without": (),
-        "look-up": ("--draft", "ngram"),
-        "model": ("--draft", "llama-3.2-1b"),
-    }.items():
+    for name, flags in {"without": (), "look-up": ("--draft", "ngram"), "model": ("--draft", "llama-3.2-1b")}.items():
         if flags:
             flags += ("--draft-tokens", "3", "--draft-acceptance", "1")
         out = tmp_path / name
@@ -88,10 +82,6 @@ def test_look_up_runs_on_the_bundled_engine():
     parts = open_torch_engine("demo-15m", EngineSection(draft="ngram", num_blocks=8, threads=1))
     assert isinstance(parts.drafter, AdaptiveDrafter)
     assert isinstance(parts.drafter.drafter, NgramDrafter)
-    assert parts.facts["speculation"] == {
-        "draft": "ngram",
-        "draft_tokens": 4,
-        "draft_adaptive": True,
-    }
+    assert parts.facts["speculation"] == {"draft": "ngram", "draft_tokens": 4, "draft_adaptive": True}
     fixed = EngineSection(draft="ngram", draft_adaptive=False)
     assert isinstance(drafter_for(fixed, parts.shape, None), NgramDrafter)

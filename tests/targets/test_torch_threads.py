@@ -11,8 +11,7 @@ from lmi_bench.targets.bundled import SPIN_COUNT, wait_briefly
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"),
-    [({}, SPIN_COUNT), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    ("given", "spins"), [({}, SPIN_COUNT), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "active"}, None)]
 )
 def test_spinning_is_bounded_where_the_user_said_nothing(monkeypatch, given, spins):
     monkeypatch.setattr(os, "environ", dict(given))

@@ -19,9 +19,7 @@ def parse(**event):
 def test_a_conversation_is_sent_with_its_system_prompt_apart():
     messages = (("system", "Be short."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Why?"))
     body = json.loads(
-        ANTHROPIC.request_body(
-            PlannedRequest(0, 0.0, 9, 5, prompt_text="Why?", messages=messages), model="claude"
-        )
+        ANTHROPIC.request_body(PlannedRequest(0, 0.0, 9, 5, prompt_text="Why?", messages=messages), model="claude")
     )
     assert body == {
         "model": "claude",
@@ -44,18 +42,16 @@ def test_a_prompt_from_a_cache_counts_as_input():
         "cache_read_input_tokens": 2000,
         "output_tokens": 1,
     }
-    assert parse(type="message_start", message={"usage": usage}) == WireEvent(
-        input_tokens=2209, cached_tokens=2000
-    )
+    assert parse(type="message_start", message={"usage": usage}) == WireEvent(input_tokens=2209, cached_tokens=2000)
 
 
 def test_counts_that_a_server_has_only_at_the_end_are_taken_from_there():
     zero = {"input_tokens": 0, "output_tokens": 0}
     assert parse(type="message_start", message={"usage": zero}) == WireEvent()
     last = {"input_tokens": 30, "output_tokens": 7}
-    assert parse(
-        type="message_delta", delta={"stop_reason": "max_tokens"}, usage=last
-    ) == WireEvent(finish_reason="max_tokens", input_tokens=30, output_tokens=7)
+    assert parse(type="message_delta", delta={"stop_reason": "max_tokens"}, usage=last) == WireEvent(
+        finish_reason="max_tokens", input_tokens=30, output_tokens=7
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from lmi_bench.core.errors import TargetError
 from lmi_bench.wire.framing import EitherSplitter
-from lmi_bench.wire.sagemaker import (
-    EventStreamSplitter,
-    StreamFailure,
-    encode_frame,
-    payload_part,
-)
+from lmi_bench.wire.sagemaker import EventStreamSplitter, StreamFailure, encode_frame, payload_part
 from tests.wire.exception_frames import stream_exception
 
 LINES = [

@@ -26,10 +26,7 @@ SSE_CASES = {
     "at most one space is stripped": (b"data:a\n\ndata: b\n\ndata:  c\n\n", [b"a", b"b", b" c"]),
     "lines of one event join": (b"data: YHOO\ndata: +2\ndata: 10\n\n", [b"YHOO\n+2\n10"]),
     "comments are no events": (b": keep-alive\n\ndata: x\n: in between\n\n:\n\n", [b"x"]),
-    "other fields carry no data": (
-        b"event: add\nid: 1\nretry: 5\ndata: y\n\nevent: end\n\n",
-        [b"y"],
-    ),
+    "other fields carry no data": (b"event: add\nid: 1\nretry: 5\ndata: y\n\nevent: end\n\n", [b"y"]),
     "CR LF": (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
     "CR LF inside an event": (b"data: a\r\ndata: b\r\n\r\n", [b"a\nb"]),
     "CR alone": (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
@@ -37,10 +34,7 @@ SSE_CASES = {
     "a byte order mark opens": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
     "a split character": ("data: schön 日本\n\n".encode(), ["schön 日本".encode()]),
     "the last event without its blank line": (b"data: a\n\ndata: [DONE]", [b"a", b"[DONE]"]),
-    "a line separator is no line end": (
-        "data: a\u2028b\x0bc\n\n".encode(),
-        ["a\u2028b\x0bc".encode()],
-    ),
+    "a line separator is no line end": ("data: a\u2028b\x0bc\n\n".encode(), ["a\u2028b\x0bc".encode()]),
     "nothing": (b"", []),
 }
 
@@ -55,8 +49,7 @@ def test_sse_payloads_do_not_depend_on_the_cuts(case, cuts):
 
 @given(
     texts=st.lists(
-        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=8),
-        max_size=8,
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=8), max_size=8
     ),
     line_end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
     cuts=st.lists(st.integers(min_value=0), max_size=20),
@@ -85,9 +78,7 @@ def test_json_lines_do_not_depend_on_the_cuts(case, cuts):
     assert read_in_pieces(JsonLinesSplitter(), stream, cuts) == payloads
 
 
-@pytest.mark.parametrize(
-    "splitter", [SseSplitter(), JsonLinesSplitter()], ids=["sse", "json lines"]
-)
+@pytest.mark.parametrize("splitter", [SseSplitter(), JsonLinesSplitter()], ids=["sse", "json lines"])
 def test_a_frame_that_never_ends_is_refused_instead_of_kept(splitter, monkeypatch):
     monkeypatch.setattr(framing, "MAX_PAYLOAD_BYTES", 100)
     for _ in range(10):

@@ -27,9 +27,7 @@ def test_era_b_streams_one_token_a_line():
     )
     assert read_stream(stream) == [
         WireEvent(text="Deep ", token_ids=(304,), token_count=1),
-        WireEvent(
-            token_ids=(2,), token_count=1, finish_reason="eos_token", output_tokens=2, end=True
-        ),
+        WireEvent(token_ids=(2,), token_count=1, finish_reason="eos_token", output_tokens=2, end=True),
     ]
 
 
@@ -57,14 +55,7 @@ def test_era_c_counts_one_too_many_and_ends_with_blank_lines():
     )
     assert read_stream(stream) == [
         WireEvent(text="The", token_ids=(791,)),
-        WireEvent(
-            text=".",
-            token_ids=(2,),
-            finish_reason="length",
-            input_tokens=5,
-            output_tokens=2,
-            end=True,
-        ),
+        WireEvent(text=".", token_ids=(2,), finish_reason="length", input_tokens=5, output_tokens=2, end=True),
     ]
 
 
@@ -85,15 +76,12 @@ def test_output_formatter_sse_is_read_too():
     "body",
     [
         b'{"generated_text": "ab", "details": {"finish_reason": "length", "generated_tokens": 2}}',
-        b'[{"generated_text": "ab", '
-        b'"details": {"finish_reason": "length", "generated_tokens": 2}}]',
+        b'[{"generated_text": "ab", "details": {"finish_reason": "length", "generated_tokens": 2}}]',
     ],
     ids=["object", "array of one"],
 )
 def test_the_body_of_an_unstreamed_answer_is_one_event(body):
-    assert LMI.parse(body) == WireEvent(
-        text="ab", token_count=2, finish_reason="length", output_tokens=2, end=True
-    )
+    assert LMI.parse(body) == WireEvent(text="ab", token_count=2, finish_reason="length", output_tokens=2, end=True)
 
 
 def test_an_unstreamed_answer_of_era_a_omits_the_id_of_token_0():
@@ -108,9 +96,7 @@ def test_era_c_leaves_the_reason_of_an_unstreamed_answer_open():
         b'"seed": null, "prefill": [], "tokens": [{"id": 1, "text": "a", "logprob": -1.0}, '
         b'{"id": 2, "text": "b", "logprob": -1.0}]}}'
     )
-    assert LMI.parse(body) == WireEvent(
-        text="ab", token_ids=(1, 2), token_count=2, output_tokens=2, end=True
-    )
+    assert LMI.parse(body) == WireEvent(text="ab", token_ids=(1, 2), token_count=2, output_tokens=2, end=True)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +106,7 @@ def test_era_c_leaves_the_reason_of_an_unstreamed_answer_open():
         (b'{"error": {"message": "boom", "code": 400}}', "client_error", "boom"),
         (b'{"code": 503, "type": "WlmCapacityException", "message": "full"}', "overloaded", "full"),
         (
-            b'{"generated_text": null, "error": "boom", "code": 400, '
-            b'"details": {"finish_reason": "error"}}',
+            b'{"generated_text": null, "error": "boom", "code": 400, "details": {"finish_reason": "error"}}',
             "client_error",
             "boom",
         ),
@@ -146,11 +131,7 @@ def test_a_failed_token_line_is_an_error_and_no_token():
         (424, b'{"code": 424, "error": "boom"}', "server_error"),
         (503, b'{"code": 503, "type": "WlmCapacityException", "message": "full"}', "overloaded"),
         (503, b'{"code": 503, "type": "WlmException", "message": "loading"}', "server_error"),
-        (
-            400,
-            b'{"code": 400, "type": "TranslateException", "message": "Time out in: 240"}',
-            "overloaded",
-        ),
+        (400, b'{"code": 400, "type": "TranslateException", "message": "Time out in: 240"}', "overloaded"),
         (400, b'{"code": 400, "type": "BadRequestException", "message": "x"}', "client_error"),
         (429, b"", "throttled"),
         (507, b'{"code": 507, "message": "CUDA out of memory"}', "server_error"),
@@ -160,9 +141,7 @@ def test_a_status_falls_into_its_bucket(status, body, kind):
     assert LMI.error(status, body).kind == kind
 
 
-@pytest.mark.parametrize(
-    "payload", [b"{", b"null", b'"token"', b"{}", b'{"token": 3}', b'{"generated_text": null}']
-)
+@pytest.mark.parametrize("payload", [b"{", b"null", b'"token"', b"{}", b'{"token": 3}', b'{"generated_text": null}'])
 def test_nonsense_is_a_malformed_frame(payload):
     with pytest.raises(TargetError) as caught:
         LMI.parse(payload)

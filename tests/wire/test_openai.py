@@ -24,9 +24,7 @@ _HEAD = b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m
 COMPLETION_STREAM = (
     _HEAD + b'"choices":[{"index":0,"text":" one","logprobs":null,"finish_reason":null,'
     b'"stop_reason":null}]}\n\n'
-    b": keep-alive\n\n"
-    + _HEAD
-    + b'"choices":[{"index":0,"text":" two","logprobs":null,"finish_reason":"length",'
+    b": keep-alive\n\n" + _HEAD + b'"choices":[{"index":0,"text":" two","logprobs":null,"finish_reason":"length",'
     b'"stop_reason":null}]}\n\n'
     + _HEAD
     + b'"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}\n\n'
@@ -35,13 +33,8 @@ COMPLETION_STREAM = (
 
 
 def test_prompts_go_as_token_ids_unless_the_server_takes_none():
-    request = PlannedRequest(
-        0, 0.0, input_tokens=2, output_tokens=4, prompt_text="to be", prompt_token_ids=(7, 8)
-    )
-    for wire_format, prompt in (
-        (OPENAI, [7, 8]),
-        (OpenAiCompletionsFormat(token_ids=False), "to be"),
-    ):
+    request = PlannedRequest(0, 0.0, input_tokens=2, output_tokens=4, prompt_text="to be", prompt_token_ids=(7, 8))
+    for wire_format, prompt in ((OPENAI, [7, 8]), (OpenAiCompletionsFormat(token_ids=False), "to be")):
         assert json.loads(wire_format.request_body(request, model="m"))["prompt"] == prompt
 
 
@@ -110,10 +103,7 @@ def test_an_empty_chunk_is_no_token_but_ids_make_one():
     """Incomplete characters and held-back stop strings give chunks without text."""
     empty = b'{"object":"text_completion","choices":[{"index":0,"text":"","finish_reason":null}]}'
     assert OPENAI.parse(empty).num_tokens == 0
-    with_ids = (
-        b'{"object":"text_completion",'
-        b'"choices":[{"index":0,"text":"","finish_reason":null,"token_ids":[7,8]}]}'
-    )
+    with_ids = b'{"object":"text_completion","choices":[{"index":0,"text":"","finish_reason":null,"token_ids":[7,8]}]}'
     assert OPENAI.parse(with_ids).num_tokens == 2
     assert OPENAI.parse(with_ids).token_ids == (7, 8)
 
@@ -144,9 +134,7 @@ def test_the_body_of_an_unstreamed_answer_is_one_event():
         b'"content":"Yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,'
         b'"completion_tokens":1}}'
     )
-    assert CHAT.parse(chat) == WireEvent(
-        text="Yes", finish_reason="stop", input_tokens=5, output_tokens=1, end=True
-    )
+    assert CHAT.parse(chat) == WireEvent(text="Yes", finish_reason="stop", input_tokens=5, output_tokens=1, end=True)
 
 
 @pytest.mark.parametrize(
@@ -277,10 +265,7 @@ def test_the_usage_may_say_what_the_prefix_cache_knew():
         assert OPENAI.parse(payload).cached_tokens == cached
 
 
-@pytest.mark.parametrize(
-    ("stated", "read"),
-    [(12.5, 12.5), (0, 0.0), (None, None), (-1, None), ("12", None)],
-)
+@pytest.mark.parametrize(("stated", "read"), [(12.5, 12.5), (0, 0.0), (None, None), (-1, None), ("12", None)])
 def test_the_server_may_state_how_long_a_request_waited(stated, read):
     metrics = {"queue_time_ms": stated, "time_to_first_token_ms": 85.2, "mean_itl_ms": 9.1}
     event = OPENAI.parse(json.dumps({"choices": [], "metrics": metrics}).encode())
@@ -397,8 +382,7 @@ def test_a_delta_is_a_token_of_the_answer_or_of_its_reasoning(type_, reasoning):
 
 
 @pytest.mark.parametrize(
-    "type_",
-    ["response.created", "response.in_progress", "response.output_text.done", "response.new"],
+    "type_", ["response.created", "response.in_progress", "response.output_text.done", "response.new"]
 )
 def test_events_without_content_say_nothing(type_):
     assert parse(type=type_, text="all of it", response={"status": "in_progress"}) == WireEvent()
@@ -436,10 +420,7 @@ def test_a_whole_response_is_one_event():
         ({"type": "error", "code": "server_error", "message": "Oops"}, "server_error", "Oops"),
         ({"type": "error", "code": "rate_limit_exceeded", "message": "Slow"}, "throttled", "Slow"),
         (
-            {
-                "type": "response.failed",
-                "response": {"error": {"code": "rate_limit_exceeded", "message": "Slow"}},
-            },
+            {"type": "response.failed", "response": {"error": {"code": "rate_limit_exceeded", "message": "Slow"}}},
             "throttled",
             "Slow",
         ),
@@ -448,11 +429,7 @@ def test_a_whole_response_is_one_event():
             "server_error",
             "the response failed",
         ),
-        (
-            {"object": "response", "status": "failed", "error": {"message": "Oops"}},
-            "server_error",
-            "Oops",
-        ),
+        ({"object": "response", "status": "failed", "error": {"message": "Oops"}}, "server_error", "Oops"),
         ({"error": {"message": "bad", "code": 400}}, "client_error", "bad"),
     ],
 )
@@ -483,8 +460,7 @@ def test_a_wrong_event_is_a_malformed_frame(event):
 
 
 @pytest.mark.parametrize(
-    ("wire_format", "stream"),
-    [(OPENAI, COMPLETION_STREAM), (CHAT, b"data: " + chat_chunk({"content": "a"}, "stop"))],
+    ("wire_format", "stream"), [(OPENAI, COMPLETION_STREAM), (CHAT, b"data: " + chat_chunk({"content": "a"}, "stop"))]
 )
 def test_json_lines_of_the_same_chunks_are_read_alike(wire_format, stream):
     """LMI's containers cut `data: ` off for a body of OpenAI's (djl-serving 0.35)."""

@@ -40,9 +40,7 @@ def test_an_error_by_name_ends_in_its_bucket(status, name, kind):
     assert name in str(error)
 
 
-@pytest.mark.parametrize(
-    "name", ["ThrottlingException:http://x/y", "com.amazonaws.sagemaker#ThrottlingException"]
-)
+@pytest.mark.parametrize("name", ["ThrottlingException:http://x/y", "com.amazonaws.sagemaker#ThrottlingException"])
 def test_a_name_may_carry_a_uri_or_a_name_space_and_stand_in_the_body(name):
     assert LMI.error(400, b"{}", {b"x-amzn-errortype": name.encode()}).kind == "throttled"
     assert LMI.error(400, json.dumps({"__type": name}).encode()).kind == "throttled"

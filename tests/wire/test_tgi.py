@@ -27,14 +27,7 @@ def read_stream(wire_format, stream):
 
 EVENTS = [
     WireEvent(text="The", token_ids=(791,), token_count=1),
-    WireEvent(
-        token_ids=(2,),
-        token_count=1,
-        finish_reason="eos_token",
-        input_tokens=5,
-        output_tokens=2,
-        end=True,
-    ),
+    WireEvent(token_ids=(2,), token_count=1, finish_reason="eos_token", input_tokens=5, output_tokens=2, end=True),
 ]
 
 
@@ -56,12 +49,7 @@ def test_the_unstreamed_answer_is_one_event_also_in_an_array_of_one():
         b'"seed":null,"prefill":[],"tokens":[{"id":791,"text":"The"},{"id":5,"text":" cat"}]}}'
     )
     expected = WireEvent(
-        text="The cat",
-        token_ids=(791, 5),
-        token_count=2,
-        finish_reason="length",
-        output_tokens=2,
-        end=True,
+        text="The cat", token_ids=(791, 5), token_count=2, finish_reason="length", output_tokens=2, end=True
     )
     assert TGI.parse(body) == expected
     assert TGI.parse(b"[" + body + b"]") == expected

@@ -27,9 +27,12 @@ from lmi_bench.core.errors import InputError
 # Noise of published figures, standard deviations of logarithms, before a scale is found.
 _QUEUED_TTFT_ERROR = 0.5  # error of a wait for slots, which depends strongly on their number
 _NOISE: dict[Metric, float] = {
-    "throughput_tokens_per_s": 0.025, "latency_p90_s_per_token": 0.045,
-    "latency_mean_s_per_token": 0.03, "ttft_mean_s": 0.12, "tpot_mean_s": 0.025,
-}  # fmt: skip
+    "throughput_tokens_per_s": 0.025,
+    "latency_p90_s_per_token": 0.045,
+    "latency_mean_s_per_token": 0.03,
+    "ttft_mean_s": 0.12,
+    "tpot_mean_s": 0.025,
+}
 _KEEPS_UP = 0.95  # share of the offered tokens; the rest is answered after the last arrival
 _LEAST_SENSITIVITY = 0.05
 # limits of the simulated sensitivity: a queue's growth beyond that is random
@@ -158,9 +161,13 @@ class Observation:
 
 
 def observe(
-    cell: MeasuredLevel, metric: Metric, throughput_tokens_per_s: float | None,
-    growth: Mapping[Metric, float] | None = None, *, queued: bool = False,
-) -> Observation:  # fmt: skip
+    cell: MeasuredLevel,
+    metric: Metric,
+    throughput_tokens_per_s: float | None,
+    growth: Mapping[Metric, float] | None = None,
+    *,
+    queued: bool = False,
+) -> Observation:
     """A figure of a cell whose throughput, measured or predicted, is known.
 
     growth  relative growth of an open loop's figures with the step times
@@ -177,9 +184,7 @@ def observe(
     return Observation(cell, metric, sensitivity, queued)
 
 
-def observations_of(
-    cells: Sequence[MeasuredLevel], profile: EngineProfile | None = None
-) -> list[Observation]:
+def observations_of(cells: Sequence[MeasuredLevel], profile: EngineProfile | None = None) -> list[Observation]:
     """Every measured figure of the cells, in order, except those implied by others of the cell.
 
     A mean end-to-end time follows from the time to first token and those of the later ones.
@@ -222,9 +227,8 @@ UNSCALED: Final = ErrorScales()
 
 
 def error_covariance(
-    left: Sequence[Observation], right: Sequence[Observation], scales: ErrorScales = UNSCALED, *,
-    offsets: bool = True,
-) -> NDArray[np.float64]:  # fmt: skip
+    left: Sequence[Observation], right: Sequence[Observation], scales: ErrorScales = UNSCALED, *, offsets: bool = True
+) -> NDArray[np.float64]:
     """Covariance of the model's errors, shape (left, right), with the sign of each figure.
 
     scales   factors on the errors, not on the offsets, which the tables determine together
@@ -318,9 +322,12 @@ def _machine(item: Observation) -> tuple[object, ...]:
     says nothing of the machine, so its degrees share the error of TTFT alone."""
     setup = item.cell.setup
     return (
-        setup.instance.accelerator.name, 0 if item.is_ttft else setup.instance.num_accelerators,
-        setup.shape.name, setup.dtype, item.cell.rate_per_s is None,
-    )  # fmt: skip
+        setup.instance.accelerator.name,
+        0 if item.is_ttft else setup.instance.num_accelerators,
+        setup.shape.name,
+        setup.dtype,
+        item.cell.rate_per_s is None,
+    )
 
 
 OUTLIER = 2.5  # standard deviations at which a figure's residual is clipped
@@ -331,9 +338,12 @@ _SCALE_LOG_SD = 0.5
 
 
 def find_scales(
-    observations: Sequence[Observation], residuals: NDArray[np.float64],
-    jacobian: NDArray[np.float64], moved: NDArray[np.float64], prior_sd: NDArray[np.float64],
-) -> tuple[float, ErrorScales]:  # fmt: skip
+    observations: Sequence[Observation],
+    residuals: NDArray[np.float64],
+    jacobian: NDArray[np.float64],
+    moved: NDArray[np.float64],
+    prior_sd: NDArray[np.float64],
+) -> tuple[float, ErrorScales]:
     """The likeliest common scale of error and noise, and the root mean square of each scale.
 
     residuals  ln(measured / predicted), shape (observations,)

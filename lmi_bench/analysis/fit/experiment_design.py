@@ -17,9 +17,12 @@ _JITTER = 1e-10
 
 
 def choose_cells(
-    fit: Fit, candidates: Sequence[MeasuredLevel], wanted: Sequence[MeasuredLevel], count: int,
+    fit: Fit,
+    candidates: Sequence[MeasuredLevel],
+    wanted: Sequence[MeasuredLevel],
+    count: int,
     metrics: Sequence[Metric],
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Indices of the candidates to measure, the most useful first.
 
     fit      what is known already; its measured cells count as measured
@@ -52,9 +55,8 @@ def choose_cells(
 
 
 def _greedy(
-    among: NDArray[np.float64], across: NDArray[np.float64], noise: NDArray[np.float64], size: int,
-    count: int,
-) -> list[int]:  # fmt: skip
+    among: NDArray[np.float64], across: NDArray[np.float64], noise: NDArray[np.float64], size: int, count: int
+) -> list[int]:
     """Indices of blocks of figures; each next one reduces the wanted figures' variance most.
 
     among   covariance of the figures that could be measured, shape (n, n)

@@ -117,9 +117,7 @@ class Fit:
             remains = remains - error_covariance(left, self.observations, self.scales) @ gain
         return remains
 
-    def corrected(
-        self, wanted: Sequence[Observation], slopes: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
+    def corrected(self, wanted: Sequence[Observation], slopes: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Mean of the model's errors by the measured cells (outliers are clipped), and the variance
         of the corrected figures by the parameters and the errors together.
 
@@ -155,9 +153,7 @@ def _logs(profile: EngineProfile, names: Sequence[str]) -> FloatArray:
     return np.array([log_value(profile, name) for name in names])
 
 
-def _distance(
-    profile: EngineProfile, base: EngineProfile, names: Sequence[str], sd: FloatArray
-) -> float:
+def _distance(profile: EngineProfile, base: EngineProfile, names: Sequence[str], sd: FloatArray) -> float:
     return float(np.sum(((_logs(profile, names) - _logs(base, names)) / sd) ** 2))
 
 
@@ -179,10 +175,7 @@ def derivatives(
             continue
         other = predict_cell(other_profile, cell, smooth=True)
         columns.append(
-            [
-                math.log(other.value(metric) / base.value(metric)) / (-step if down else step)
-                for metric in metrics
-            ]
+            [math.log(other.value(metric) / base.value(metric)) / (-step if down else step) for metric in metrics]
         )
     return np.array(columns).T.reshape(len(metrics), len(names))
 
@@ -233,12 +226,8 @@ _Figures = tuple[tuple[Observation, ...], FloatArray, FloatArray]
 """Figures of measured cells, ln(measured / predicted), and its derivatives by the parameters."""
 
 
-def _figures_of(
-    profile: EngineProfile, names: Sequence[str], cells: Sequence[MeasuredLevel]
-) -> _Figures:
-    slopes = [
-        derivatives(profile, cell, names, found) for cell in cells if (found := _metrics(cell))
-    ]
+def _figures_of(profile: EngineProfile, names: Sequence[str], cells: Sequence[MeasuredLevel]) -> _Figures:
+    slopes = [derivatives(profile, cell, names, found) for cell in cells if (found := _metrics(cell))]
     observations = tuple(observations_of(cells, profile))
     return observations, _residuals(profile, cells), np.concatenate(slopes)
 
@@ -287,9 +276,7 @@ def _metrics(cell: MeasuredLevel) -> list[Metric]:
     return [item.metric for item in observations_of([cell])]
 
 
-def _residuals(
-    profile: EngineProfile, cells: Sequence[MeasuredLevel], *, smooth: bool = False
-) -> FloatArray:
+def _residuals(profile: EngineProfile, cells: Sequence[MeasuredLevel], *, smooth: bool = False) -> FloatArray:
     """ln(measured / predicted) of every figure of the cells."""
     errors = []
     for cell in cells:
@@ -305,9 +292,8 @@ def _residuals(
 
 
 def _fit_steps(
-    prior: _Prior, *, most_evaluations: int = _MOST_EVALUATIONS, at: EngineProfile | None = None,
-    scale: float = 1.0,
-) -> EngineProfile:  # fmt: skip
+    prior: _Prior, *, most_evaluations: int = _MOST_EVALUATIONS, at: EngineProfile | None = None, scale: float = 1.0
+) -> EngineProfile:
     """The robust fit. Times to first token count only where they are smooth in the parameters."""
     from scipy.optimize import least_squares  # 0.4 s to load
 
@@ -316,9 +302,7 @@ def _fit_steps(
     start = _logs(base, names)
     simulated = any(cell.length_spread for cell in cells)
     weights = np.array([1 / item.total_sd for item in observations])
-    rough = np.array(
-        [simulated and item.is_ttft and item.cell.rate_per_s is None for item in observations]
-    )
+    rough = np.array([simulated and item.is_ttft and item.cell.rate_per_s is None for item in observations])
     if not rough.all():
         weights[rough] = 0.0
     weights /= scale
@@ -370,9 +354,7 @@ def _robust_sum(ratios: Iterable[float]) -> float:
     return sum(2 * (math.sqrt(1 + ratio**2) - 1) for ratio in ratios)
 
 
-def _misfit(
-    profile: EngineProfile, cells: Sequence[MeasuredLevel], *, ttft_only: bool = False
-) -> float:
+def _misfit(profile: EngineProfile, cells: Sequence[MeasuredLevel], *, ttft_only: bool = False) -> float:
     """Sum of the robust squares; infinite where a measured cell exceeds the memory."""
     try:
         errors = _residuals(profile, cells, smooth=not ttft_only)
@@ -391,10 +373,7 @@ def _with_best_settings(profile: EngineProfile, prior: _Prior) -> tuple[EnginePr
     Returns the fitted profile, and the prior with the same settings.
     """
     best, best_prior, best_cost = profile, prior, prior.cost(profile)
-    for name, values in (
-        ("max_prefill_tokens", _STEP_TOKENS),
-        ("max_batch_size", SCHEDULER_BATCHES),
-    ):
+    for name, values in (("max_prefill_tokens", _STEP_TOKENS), ("max_batch_size", SCHEDULER_BATCHES)):
         for value in values:
             if value == getattr(best_prior.base, name):
                 continue
@@ -429,8 +408,7 @@ def _with_best_reserve(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> E
         return base
     memory = max(cell.setup.instance.accelerator.memory_bytes for cell in near)
     options = [base] + [
-        replace(base, reserve_bytes=max(0.0, base.reserve_bytes + share * memory))
-        for share in _RESERVE_STEPS
+        replace(base, reserve_bytes=max(0.0, base.reserve_bytes + share * memory)) for share in _RESERVE_STEPS
     ]
     options[1:] = [each for each in options[1:] if all(can_run(each, cell) for cell in cells)]
     return min(options, key=lambda option: _misfit(option, near))

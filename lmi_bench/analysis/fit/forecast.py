@@ -11,13 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from lmi_bench.analysis.fit.fit import Fit
-from lmi_bench.analysis.fit.uncertainty import (
-    FIGURE_METRICS,
-    Estimate,
-    Uncertainty,
-    shown_value,
-    under_load,
-)
+from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, Estimate, Uncertainty, shown_value, under_load
 from lmi_bench.analysis.level.cells import predict_cell, regime_of
 from lmi_bench.analysis.level.simulator import Pool, simulate_level
 from lmi_bench.analysis.level.two_pools import simulate_pools
@@ -77,19 +71,20 @@ class Forecast:
         sure = self.uncertainty
         figures = {**self.figures, "capacity_tokens_per_s": sure.capacity_tokens_per_s}
         return {
-            "concurrency": self.load.concurrency, "rate_per_s": self.load.rate_per_s, **more,
-            "load_share": sure.load_share, "withheld": sure.withheld,
+            "concurrency": self.load.concurrency,
+            "rate_per_s": self.load.rate_per_s,
+            **more,
+            "load_share": sure.load_share,
+            "withheld": sure.withheld,
             **{key: None if each is None else each.to_json() for key, each in figures.items()},
-        }  # fmt: skip
+        }
 
 
 def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
     """The forecast of a load. Raises InputError where it cannot run."""
     sure = Uncertainty.of(fit, cell)
     predicted = predict_cell(fit.profile, cell)
-    values = {
-        key: shown_value(metric, predicted.value(metric)) for key, metric in FIGURE_METRICS.items()
-    }
+    values = {key: shown_value(metric, predicted.value(metric)) for key, metric in FIGURE_METRICS.items()}
     return Forecast(
         cell.load,
         figures=_figures(sure, values, (cell.rate_per_s or 0.0) * cell.output_tokens),
@@ -99,26 +94,27 @@ def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
     )
 
 
-def _figures(
-    sure: Uncertainty, values: Mapping[str, float | None], offered: float
-) -> dict[str, Estimate | None]:
+def _figures(sure: Uncertainty, values: Mapping[str, float | None], offered: float) -> dict[str, Estimate | None]:
     """The values, by key, with their intervals; None where a latency is withheld or missing.
 
     offered  output tokens each second that arrive: the throughput of a stable queue; 0: unknown
     """
     if offered and sure.withheld is None:
         values = {**values, "throughput_tokens_per_s": offered}
-    return {
-        key: sure.around(_SIMULATED_METRICS[key], value) if value else None
-        for key, value in values.items()
-    }
+    return {key: sure.around(_SIMULATED_METRICS[key], value) if value else None for key, value in values.items()}
 
 
 def simulated_forecast(
-    setup: MeasuredLevel, profile: EngineProfile, spec: LevelSpec,
-    request: Callable[[int], PlannedRequest], *, total_tokens: int, seed: int, router: Router,
+    setup: MeasuredLevel,
+    profile: EngineProfile,
+    spec: LevelSpec,
+    request: Callable[[int], PlannedRequest],
+    *,
+    total_tokens: int,
+    seed: int,
+    router: Router,
     prefix_caching: bool = False,
-) -> Forecast:  # fmt: skip
+) -> Forecast:
     """The forecast of one level of unequal requests. Raises InputError for what cannot run.
 
     setup           the copies that serve, or both pools
@@ -129,19 +125,29 @@ def simulated_forecast(
     own = pool_of(setup.setup, setup.replicas, profile, total_tokens)
     outside = profile.parameters.request_overhead_s
     if setup.prefill is not None:
-        first = pool_of(
-            setup.prefill.setup, setup.prefill.workers, profile, total_tokens, prompts_alone=True
-        )
+        first = pool_of(setup.prefill.setup, setup.prefill.workers, profile, total_tokens, prompts_alone=True)
         run = simulate_pools(
-            spec, request, first, own, setup.prefill.transfer_s, seed=seed,
-            overhead_s=max(ROUTED_S, outside), links=setup.prefill.setup.devices,
-        )  # fmt: skip
+            spec,
+            request,
+            first,
+            own,
+            setup.prefill.transfer_s,
+            seed=seed,
+            overhead_s=max(ROUTED_S, outside),
+            links=setup.prefill.setup.devices,
+        )
     else:
         run = simulate_level(
-            spec, request, replace(own.config, prefix_caching=prefix_caching), own.step_time,
-            seed=seed, replicas=own.workers, router=router, speculation=own.speculation,
+            spec,
+            request,
+            replace(own.config, prefix_caching=prefix_caching),
+            own.step_time,
+            seed=seed,
+            replicas=own.workers,
+            router=router,
+            speculation=own.speculation,
             overhead_s=outside,
-        )  # fmt: skip
+        )
     level = summarise_level(run)
     planned = map(request, range(spec.num_requests or level.sent))
     lengths = [(each.input_tokens, each.output_tokens) for each in planned]
@@ -150,15 +156,18 @@ def simulated_forecast(
     offered = (spec.rate_per_s or 0.0) * fmean(output for _, output in lengths)
     values = {key: _value(level, key) for key in _SIMULATED_METRICS}
     return Forecast(
-        spec.load, figures=_figures(sure, values, offered), uncertainty=sure, requests=level.sent,
-        errors=level.failed, prefix_hit=hit,
-    )  # fmt: skip
+        spec.load,
+        figures=_figures(sure, values, offered),
+        uncertainty=sure,
+        requests=level.sent,
+        errors=level.failed,
+        prefix_hit=hit,
+    )
 
 
 def pool_of(
-    setup: Setup, workers: int, profile: EngineProfile, total_tokens: int, *,
-    prompts_alone: bool = False,
-) -> Pool:  # fmt: skip
+    setup: Setup, workers: int, profile: EngineProfile, total_tokens: int, *, prompts_alone: bool = False
+) -> Pool:
     """Equal workers of a set-up for requests of at most so many tokens."""
     config = scheduler_config_for(setup, profile, total_tokens, prompts_alone=prompts_alone)
     return Pool(workers, config, planned_model_for(setup, profile), setup.speculation)
@@ -182,9 +191,8 @@ def hit_share(records: Sequence[RequestRecord]) -> Estimate:
 
 
 def _uncertainty(
-    setup: MeasuredLevel, profile: EngineProfile, spec: LevelSpec,
-    lengths: Sequence[tuple[int, int]], prefix_hit: float,
-) -> Uncertainty:  # fmt: skip
+    setup: MeasuredLevel, profile: EngineProfile, spec: LevelSpec, lengths: Sequence[tuple[int, int]], prefix_hit: float
+) -> Uncertainty:
     """The uncertainty of requests of the mean lengths and cached tokens at the same load."""
     input_tokens = max(1, round(fmean(prompt for prompt, _ in lengths)))
     mean = replace(

@@ -35,9 +35,7 @@ from lmi_bench.models.folder import is_model_folder
 from lmi_bench.models.shape import ModelShape
 
 # settings of a scenario with which its requests differ in length
-_DRAWN_LENGTHS = (
-    "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
-)  # fmt: skip
+_DRAWN_LENGTHS = ("mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations")
 _ENGINES = ("vllm", "sglang", "tgi", "tensorrt")  # names that servers report
 _ACCURACY_KEYS = ("throughput_tokens_per_s", "latency_ms_per_token", "ttft_ms", "tpot_ms")
 
@@ -81,8 +79,7 @@ def mean_lengths(source: Path, line: Level) -> tuple[int, int]:
     answered = line.sent - line.failed
     if not (line.input_tokens and line.output_tokens and answered):
         raise InputError(
-            f"{source}: {line.name} does not state its input and output tokens, so it cannot be "
-            "calibrated on"
+            f"{source}: {line.name} does not state its input and output tokens, so it cannot be calibrated on"
         )
     tokens = line.input_tokens, line.output_tokens
     return max(1, round(tokens[0] / answered)), max(1, round(tokens[1] / answered))
@@ -179,11 +176,16 @@ def cell_of_summary(source: Path, line: Level, setup: Setup) -> MeasuredLevel:
 
 def _cell(setup: Setup, line: Level, input_tokens: int, output_tokens: int) -> MeasuredLevel:
     return MeasuredLevel(
-        setup, input_tokens=input_tokens, output_tokens=output_tokens, load=line.load,
-        num_requests=line.sent, throughput_tokens_per_s=line.throughput_tokens_per_s,
-        ttft_mean_s=_mean_s(line, "ttft"), tpot_mean_s=_mean_s(line, "tpot"),
+        setup,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        load=line.load,
+        num_requests=line.sent,
+        throughput_tokens_per_s=line.throughput_tokens_per_s,
+        ttft_mean_s=_mean_s(line, "ttft"),
+        tpot_mean_s=_mean_s(line, "tpot"),
         start_left_out=bool(line.start_requests),
-    )  # fmt: skip
+    )
 
 
 def _mean_s(line: Level, metric: str) -> float | None:
@@ -199,11 +201,14 @@ def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
     if scheduler.kv_layout not in tuple(KvLayout):
         raise InputError(f"{run.path}: its manifest has a KV layout {scheduler.kv_layout!r}")
     return replace(
-        base, kv_layout=KvLayout(scheduler.kv_layout),
+        base,
+        kv_layout=KvLayout(scheduler.kv_layout),
         max_batch_size=scheduler.max_rolling_batch_size,
         max_prefill_tokens=scheduler.max_rolling_batch_prefill_tokens,
-        chunked_prefill=scheduler.chunked_prefill, block_size=scheduler.block_size, defaults="",
-    )  # fmt: skip
+        chunked_prefill=scheduler.chunked_prefill,
+        block_size=scheduler.block_size,
+        defaults="",
+    )
 
 
 def prior_for(engine: str, cells: Sequence[MeasuredLevel]) -> EngineProfile:
@@ -242,28 +247,27 @@ def calibrated_levels(runs: Sequence[Run]) -> str:
 
 
 def calibrate_on_runs(
-    base: EngineProfile | None, placed: Sequence[PlacedRun], shape: ModelShape, *,
-    dtype: str | None = None, kv_dtype: str | None = None,
-) -> tuple[EngineProfile, tuple["LevelAccuracy", ...]]:  # fmt: skip
+    base: EngineProfile | None,
+    placed: Sequence[PlacedRun],
+    shape: ModelShape,
+    *,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+) -> tuple[EngineProfile, tuple["LevelAccuracy", ...]]:
     """The profile fitted to all usable levels of the runs, and its accuracy on them.
 
     base  prior of the fit; None: the prior of the engine that answered
 
     Raises InputError where no level can be used.
     """
-    cells = [
-        cell
-        for each in placed
-        for cell in cells_from_run(each, shape, dtype=dtype, kv_dtype=kv_dtype)
-    ]
+    cells = [cell for each in placed for cell in cells_from_run(each, shape, dtype=dtype, kv_dtype=kv_dtype)]
     runs = [each.run for each in placed]
     machines = dict.fromkeys(each.instance.instance_type for each in placed)
     engine = profile_for_run(base or prior_for_run(runs[-1], cells), runs[-1])
     fitted = profile_of_fit(
         fit_cells(engine, cells),
         fitted_on=(
-            f"{len(cells)} levels of {shape.name} on {', '.join(machines)} "
-            f"({', '.join(run.path.name for run in runs)})"
+            f"{len(cells)} levels of {shape.name} on {', '.join(machines)} ({', '.join(run.path.name for run in runs)})"
         ),
         fitted_date=runs[-1].manifest.created_at[:10],
     )
@@ -298,9 +302,7 @@ class LevelAccuracy(JsonValue):
         return cls(pairs.pop("concurrency"), {key: Compared(**pairs[key]) for key in pairs})
 
 
-def accuracy_on(
-    profile: EngineProfile, cells: Sequence[MeasuredLevel]
-) -> tuple[LevelAccuracy, ...]:
+def accuracy_on(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> tuple[LevelAccuracy, ...]:
     """Predicted against measured for each cell."""
     levels = []
     for cell in cells:
@@ -320,9 +322,8 @@ _LEAST_RESIDUAL = 0.03  # repeated measurements of one engine differ by as much
 
 
 def profile_of_fit(
-    fit: Fit, *, version: str | None = None, fitted_on: str, fitted_date: str,
-    keep_levels: bool = False,
-) -> EngineProfile:  # fmt: skip
+    fit: Fit, *, version: str | None = None, fitted_on: str, fitted_date: str, keep_levels: bool = False
+) -> EngineProfile:
     """The fitted profile with its uncertainty and provenance.
 
     `log_sd` and `log_correlation` are the posterior's; `notes` name unidentified parameters.
@@ -344,7 +345,9 @@ def profile_of_fit(
     spread = 1.4826 * float(np.median(np.abs(fit.residuals)))  # the robust standard deviation
     profile = fit.profile
     return replace(
-        profile, version=profile.version if version is None else version, fitted_on=fitted_on,
+        profile,
+        version=profile.version if version is None else version,
+        fitted_on=fitted_on,
         fitted_date=fitted_date,
         accelerators=tuple(dict.fromkeys(one.setup.instance.accelerator.name for one in fit.cells)),
         models=tuple(dict.fromkeys(cell.setup.shape.name for cell in fit.cells)),
@@ -355,8 +358,10 @@ def profile_of_fit(
         ttft_error_scale=fit.scales.ttft if keep_levels else profile.ttft_error_scale,
         levels=fit.cells if keep_levels else (),
         formats=tuple(dict.fromkeys(cell.setup.dtype for cell in fit.cells)),
-        fitted_lengths=_lengths(fit.cells), fitted_cells=(), notes=(note,) if kept else (),
-    )  # fmt: skip
+        fitted_lengths=_lengths(fit.cells),
+        fitted_cells=(),
+        notes=(note,) if kept else (),
+    )
 
 
 def _lengths(cells: Sequence[MeasuredLevel]) -> tuple[tuple[int, ...], ...]:
@@ -411,8 +416,12 @@ def setup_of_run(run: Run) -> Setup | None:
             stated = engine.to_json().get("draft_acceptance") or 0.0
             speculation = Speculation(engine.draft_tokens, stated, draft)
         return Setup(
-            find_model(run_model(run)), find_instance(facts.instance), facts.tensor_parallel,
-            facts.dtype, kv_dtype=facts.kv_dtype, speculation=speculation,
-        ).beside(facts.replicas)  # fmt: skip
+            find_model(run_model(run)),
+            find_instance(facts.instance),
+            facts.tensor_parallel,
+            facts.dtype,
+            kv_dtype=facts.kv_dtype,
+            speculation=speculation,
+        ).beside(facts.replicas)
     except LmiBenchError:
         return None

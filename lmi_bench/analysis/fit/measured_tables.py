@@ -82,18 +82,20 @@ def read_table(path: Path) -> list[TableRow]:
     return [_table_row(n, row, engines[n], read) for n, row in enumerate(rows)]
 
 
-def _table_row(
-    number: int, row: Row, engine: str, cell_of: Callable[[Row], MeasuredLevel]
-) -> TableRow:
+def _table_row(number: int, row: Row, engine: str, cell_of: Callable[[Row], MeasuredLevel]) -> TableRow:
     try:
         cell = cell_of(row)
     except (InputError, ValueError, KeyError, ArithmeticError) as exc:
         why = f"no {exc}" if isinstance(exc, KeyError) else str(exc)
         return TableRow(number, engine, None, why)
     return TableRow(
-        number, engine, cell, e2e_mean_s=_seconds(row, "e2e_ms"),
-        e2e_p99_s=_seconds(row, "e2e_p99_ms"), fits=(row.get("fit") or "").strip().lower() != "no",
-    )  # fmt: skip
+        number,
+        engine,
+        cell,
+        e2e_mean_s=_seconds(row, "e2e_ms"),
+        e2e_p99_s=_seconds(row, "e2e_p99_ms"),
+        fits=(row.get("fit") or "").strip().lower() != "no",
+    )
 
 
 def _number(row: Row, key: str) -> float | None:
@@ -137,11 +139,7 @@ def _load(row: Row) -> Load:
         return Load(_count(row, "num_requests", _OPEN_LOOP_REQUESTS))
     rate = _number({"rate": text}, "rate")
     if rate is None:
-        raise InputError(
-            f"the rate is {text!r}: not a number above 0"
-            if text
-            else "neither a concurrency nor a rate"
-        )
+        raise InputError(f"the rate is {text!r}: not a number above 0" if text else "neither a concurrency nor a rate")
     return Load(rate_per_s=rate)
 
 
@@ -287,17 +285,25 @@ def _inferencex_cell(row: Row) -> MeasuredLevel:
     statistic = "p50" if medians else "mean"
     gathers = _gathers(row, setup, stated, users)
     return MeasuredLevel(
-        setup, input_tokens=input_tokens, output_tokens=output_tokens, load=Load(users),
+        setup,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        load=Load(users),
         num_requests=_REQUESTS_PER_USER * users,
         throughput_tokens_per_s=_throughput(row, stated, workers * setup.devices),
         ttft_mean_s=_plain_seconds(row, f"ttft_{statistic}_ms"),
         tpot_mean_s=_plain_seconds(row, f"tpot_{statistic}_ms"),
-        length_spread=(1 - _LEAST_SHARE) / 2 / _MEAN_SHARE, lengths_stated=True, replicas=workers,
-        prefill=prefill, poll_steps=_poll_steps(row, setup, users), gather_steps=gathers[0],
+        length_spread=(1 - _LEAST_SHARE) / 2 / _MEAN_SHARE,
+        lengths_stated=True,
+        replicas=workers,
+        prefill=prefill,
+        poll_steps=_poll_steps(row, setup, users),
+        gather_steps=gathers[0],
         gather_prompts=gathers[1],
         measured_day=date.fromisoformat(row["date"]).toordinal() if row.get("date") else None,
-        medians=medians, max_sequences=_decode_batch(row, users, workers) if prefill else None,
-    )  # fmt: skip
+        medians=medians,
+        max_sequences=_decode_batch(row, users, workers) if prefill else None,
+    )
 
 
 def _poll_steps(row: Row, setup: Setup, users: int) -> int:
@@ -356,9 +362,7 @@ def _setup(row: Row, pool: str, ranks: int) -> Setup:
         bare_machine(device, min(ranks, a_host)),
         ranks,
         _precision(row["precision"], device),
-        kv_dtype="float8"
-        if _inferencex_engine(row) == "trt" or device.name in _FP8_CACHES
-        else None,
+        kv_dtype="float8" if _inferencex_engine(row) == "trt" or device.name in _FP8_CACHES else None,
         speculation=_speculation(row, spreads_attention),
         parallelism=Parallelism(
             expert_parallel=int(row[f"{pool}_ep"] or 1) > 1,

@@ -110,9 +110,7 @@ class Uncertainty:
     withheld: str | None
 
     @classmethod
-    def of(
-        cls, profile: EngineProfile | Fit, cell: MeasuredLevel, *, spread: bool = False
-    ) -> "Uncertainty":
+    def of(cls, profile: EngineProfile | Fit, cell: MeasuredLevel, *, spread: bool = False) -> "Uncertainty":
         """The uncertainty of a profile's or a fit's figures at a cell: model, machine and load.
 
         spread  whether the users of a closed loop are known to start and stay out of step
@@ -169,9 +167,7 @@ def why_withheld(fit: Fit, cell: MeasuredLevel) -> str | None:
         return None
     least = 1 / _busy_step(fit, _lasting(cell)).up
     if share <= max(LATENCY_LOAD_LIMIT, least) + _ROUNDING or any(
-        known.rate_per_s is not None
-        and _COPY(known) == _COPY(cell)
-        and load_share(fit, known) > LATENCY_LOAD_LIMIT
+        known.rate_per_s is not None and _COPY(known) == _COPY(cell) and load_share(fit, known) > LATENCY_LOAD_LIMIT
         for known in fit.cells
     ):
         return None
@@ -206,9 +202,7 @@ def estimates(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]) -> dict[
     return {metric: factors[metric].around(predicted.value(metric)) for metric in metrics}
 
 
-def _factors(
-    fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric], *, spread: bool = False
-) -> dict[Metric, Factor]:
+def _factors(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric], *, spread: bool = False) -> dict[Metric, Factor]:
     profile, predicted = fit.profile, cells.predict_cell(fit.profile, cell)
     brief = _brief(cell, predicted)
     jacobian = derivatives(profile, brief, fit.names, metrics)
@@ -251,8 +245,7 @@ def _factors(
         slower = (shared, 0.0) if item.metric == "throughput_tokens_per_s" else (0.0, shared)
         sides = zip(unmeasured[index], slower, ends[index], strict=True)
         down, up = (
-            math.exp(max(reach * math.sqrt(max(0.0, variance + sd**2 + more**2)), end))
-            for sd, more, end in sides
+            math.exp(max(reach * math.sqrt(max(0.0, variance + sd**2 + more**2)), end)) for sd, more, end in sides
         )
         factors[item.metric] = Factor(math.exp(float(shift[index])), down, up)
     return factors
@@ -300,9 +293,13 @@ def _kind(cell: MeasuredLevel) -> tuple[bool, ...]:
 
 
 def _unmeasured_sd(
-    profile: EngineProfile, cell: MeasuredLevel, predicted: cells.CellPrediction,
-    metrics: Sequence[Metric], *, spread: bool,
-) -> list[tuple[float, float]]:  # fmt: skip
+    profile: EngineProfile,
+    cell: MeasuredLevel,
+    predicted: cells.CellPrediction,
+    metrics: Sequence[Metric],
+    *,
+    spread: bool,
+) -> list[tuple[float, float]]:
     """Standard deviations of each figure's logarithm that an unmeasured set-up adds: below, above.
 
     It is not known whether the users of a closed loop are in lock-step, so the interval reaches to
@@ -321,9 +318,7 @@ def _unmeasured_sd(
     return found
 
 
-def _near_capacity(
-    fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric], step: Factor
-) -> list[tuple[float, float]]:
+def _near_capacity(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric], step: Factor) -> list[tuple[float, float]]:
     """How far each figure's logarithm reaches down and up if all steps are as fast or slow as the
     interval of a busy step says: a queue grows faster than any derivative tells."""
     base = cells.predict_cell(fit.profile, cell)

@@ -23,11 +23,22 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.units import s_to_ms
 
 _IDENTITY = attrgetter(  # what tells measured cells apart
-    "setup.shape.name", "setup.instance.instance_type", "setup.tensor_parallel",
-    "setup.parallelism", "setup.speculation", "replicas", "prefill", "setup.dtype",
-    "input_tokens", "output_tokens", "concurrency", "rate_per_s",
-    "throughput_tokens_per_s", "tpot_mean_s", "latency_p90_s_per_token",
-)  # fmt: skip
+    "setup.shape.name",
+    "setup.instance.instance_type",
+    "setup.tensor_parallel",
+    "setup.parallelism",
+    "setup.speculation",
+    "replicas",
+    "prefill",
+    "setup.dtype",
+    "input_tokens",
+    "output_tokens",
+    "concurrency",
+    "rate_per_s",
+    "throughput_tokens_per_s",
+    "tpot_mean_s",
+    "latency_p90_s_per_token",
+)
 PriorRule = Callable[[str, Sequence[MeasuredLevel]], EngineProfile]
 _SPLIT_SHARE = 0.7  # share of the cells from which a split with a seed chooses
 _LONG_PROMPT_TOKENS = 2048
@@ -107,9 +118,13 @@ def validate(
 
 
 def fitted_rows(
-    rows: Sequence[TableRow], *, calibrate_cells: int = 0,
-    calibrate_on: Sequence[TableRow] | None = None, seed: int = 0, prior: PriorRule = prior_for,
-) -> Iterator[FittedRows]:  # fmt: skip
+    rows: Sequence[TableRow],
+    *,
+    calibrate_cells: int = 0,
+    calibrate_on: Sequence[TableRow] | None = None,
+    seed: int = 0,
+    prior: PriorRule = prior_for,
+) -> Iterator[FittedRows]:
     """The fit of each engine and its rows as it predicts them.
 
     calibrate_cells  number of cells to choose and calibrate on, distributed over the table's
@@ -214,9 +229,13 @@ def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def _known_rows(
-    engine: str, group: Sequence[TableRow], count: int, calibrate_on: Sequence[TableRow] | None,
-    seed: int, prior: PriorRule,
-) -> tuple[list[TableRow], list[str]]:  # fmt: skip
+    engine: str,
+    group: Sequence[TableRow],
+    count: int,
+    calibrate_on: Sequence[TableRow] | None,
+    seed: int,
+    prior: PriorRule,
+) -> tuple[list[TableRow], list[str]]:
     """The rows to calibrate an engine on, and warnings."""
     if calibrate_on is None:
         return choose_rows(engine, group, count, seed, prior), []
@@ -342,11 +361,15 @@ def accuracy_of(name: str, rows: Sequence[Judged], figure: str) -> Accuracy | No
         return None
     errors = np.array([abs(estimate.value / measured - 1) for estimate, measured in known])
     return Accuracy(
-        slice_name=name, figure=figure, rows=len(stated), silent=len(stated) - len(known),
-        median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9)),
+        slice_name=name,
+        figure=figure,
+        rows=len(stated),
+        silent=len(stated) - len(known),
+        median=float(np.median(errors)),
+        p90=float(np.quantile(errors, 0.9)),
         coverage=float(np.mean([e.low <= measured <= e.high for e, measured in known])),
         half_width=float(np.median([(e.high - e.low) / 2 / e.value for e, _ in known])),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

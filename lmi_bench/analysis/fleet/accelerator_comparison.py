@@ -53,12 +53,16 @@ class FourSteps:
     def to_json(self) -> dict[str, Any]:
         machine = self.machine
         return {
-            "accelerator": self.accelerator, "critical_batch": self.critical_batch,
-            "kv_gib_at_critical_batch": self.kv_gib, "devices": self.devices,
+            "accelerator": self.accelerator,
+            "critical_batch": self.critical_batch,
+            "kv_gib_at_critical_batch": self.kv_gib,
+            "devices": self.devices,
             "usd_per_hour_device": self.usd_per_hour_device,
-            "usd_per_hour_per_gb_s": self.usd_per_hour_gb_s, "price_of": machine.instance_type,
-            "estimated": machine.is_estimated, "price_source": machine.price_provenance,
-        }  # fmt: skip
+            "usd_per_hour_per_gb_s": self.usd_per_hour_gb_s,
+            "price_of": machine.instance_type,
+            "estimated": machine.is_estimated,
+            "price_source": machine.price_provenance,
+        }
 
 
 def four_steps(instances: Sequence[Instance], workload: Workload) -> list[FourSteps]:
@@ -67,13 +71,8 @@ def four_steps(instances: Sequence[Instance], workload: Workload) -> list[FourSt
     for row in (_steps_of(instance, workload) for instance in instances):
         known = best.get(row.accelerator, row)
         # machines that hold the model first, then the cheapest device
-        best[row.accelerator] = min(
-            (known, row), key=lambda each: (not each.holds, _device_price(each.machine))
-        )
-    return sorted(
-        best.values(),
-        key=lambda row: math.inf if row.usd_per_hour_gb_s is None else row.usd_per_hour_gb_s,
-    )
+        best[row.accelerator] = min((known, row), key=lambda each: (not each.holds, _device_price(each.machine)))
+    return sorted(best.values(), key=lambda row: math.inf if row.usd_per_hour_gb_s is None else row.usd_per_hour_gb_s)
 
 
 def _device_price(instance: Instance) -> float:
@@ -92,9 +91,12 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
         batch = bytes_per_weight / FLOP_PER_PARAMETER * (peak / bandwidth)
         kv_bytes = batch * kv_bytes_per_sequence(shape, workload.total_tokens)
         devices = min_devices(
-            shape, memory_bytes=device.memory_bytes, batch=math.ceil(batch),
-            tokens_per_sequence=workload.total_tokens, dtype=workload.dtype,
-        )  # fmt: skip
+            shape,
+            memory_bytes=device.memory_bytes,
+            batch=math.ceil(batch),
+            tokens_per_sequence=workload.total_tokens,
+            dtype=workload.dtype,
+        )
     price = _device_price(instance)
     priced = math.isfinite(price)
     return FourSteps(
@@ -104,9 +106,7 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
         kv_gib=None if kv_bytes is None else bytes_to_gib(kv_bytes),
         devices=devices,
         usd_per_hour_device=price if priced else None,
-        usd_per_hour_gb_s=(
-            price / (bandwidth / _GB_PER_S) if priced and bandwidth is not None else None
-        ),
+        usd_per_hour_gb_s=(price / (bandwidth / _GB_PER_S) if priced and bandwidth is not None else None),
     )
 
 
@@ -203,9 +203,7 @@ class Preset:
     usd_per_1m_output: float | None
 
 
-def presets(
-    cells: Iterable[PublishedCell], price_usd_per_hour: Mapping[str, float | None]
-) -> list[Preset]:
+def presets(cells: Iterable[PublishedCell], price_usd_per_hour: Mapping[str, float | None]) -> list[Preset]:
     """Two for each (model, input, output), in order of first appearance.
 
     price_usd_per_hour  of one instance, by its type

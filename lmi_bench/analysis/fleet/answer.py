@@ -140,9 +140,7 @@ class Candidate(JsonValue):
     usd_per_1m_total_tokens: float | None
     usd_per_1m_output_tokens_at_saturation: float | None
     usd_per_1m_total_tokens_at_saturation: float | None
-    usd_per_1m_input_tokens: InputPrices | None = field(
-        default=None, metadata=OPTIONAL, kw_only=True
-    )
+    usd_per_1m_input_tokens: InputPrices | None = field(default=None, metadata=OPTIONAL, kw_only=True)
     blended_3to1_as_published: float | None
     blended_reason: str | None = field(metadata=key_of("blended_3to1_as_published_reason"))
     figures: Mapping[str, Estimate | None]
@@ -376,6 +374,4 @@ class Recommendation(JsonValue):
         except KeyError as exc:
             raise InputError(f"a recommendation without {exc}: {_AGAIN}") from exc
         except (TypeError, ValueError, AttributeError, InputError) as exc:
-            raise InputError(
-                f"not a recommendation as this version writes it, {exc}: {_AGAIN}"
-            ) from exc
+            raise InputError(f"not a recommendation as this version writes it, {exc}: {_AGAIN}") from exc

@@ -41,9 +41,8 @@ _MOST_REPLICAS = 4
 
 
 def attainment(
-    records: Sequence[RequestRecord] | Columns, slos: Sequence[Slo], *, open_loop: bool,
-    routing: str = "",
-) -> Attainment:  # fmt: skip
+    records: Sequence[RequestRecord] | Columns, slos: Sequence[Slo], *, open_loop: bool, routing: str = ""
+) -> Attainment:
     """Joint attainment and worst windows of the settled records of a level."""
     if not records:
         return Attainment(reason="no request was simulated", routing=routing)
@@ -77,9 +76,7 @@ def attainment(
     )
 
 
-def simulate_long(
-    request: RecommendRequest, plan: CopyPlan, operating: Operating, copies: int
-) -> Attainment:
+def simulate_long(request: RecommendRequest, plan: CopyPlan, operating: Operating, copies: int) -> Attainment:
     """Simulate the planned load of one copy, or of several behind a router, for fifteen minutes.
 
     copies  of the fleet; under random routing one represents all: it gets a Poisson stream too
@@ -104,8 +101,7 @@ def simulate_long(
         return attainment(followed, slos, open_loop=steady.open_loop, routing=routing)
     if wanted > _MOST_REQUESTS:
         return Attainment(
-            routing=routing,
-            reason=f"fifteen minutes hold {wanted:,} requests, more than {_MOST_REQUESTS:,}",
+            routing=routing, reason=f"fifteen minutes hold {wanted:,} requests, more than {_MOST_REQUESTS:,}"
         )
 
     if steady.open_loop:
@@ -135,9 +131,20 @@ def _columns(run: QueueRun, ramp: int, end: int) -> Columns:
     times_s[place == 0] = at_s
     yes, none = np.ones(sent_s.size, dtype=bool), np.full(sent_s.size, np.nan)
     return Columns(
-        [STATUS_OK] * sent_s.size, yes, yes, sent_s, sent_s, none, none, tokens, yes,
-        times_s, np.ones(times_s.size), np.repeat(row, gained), sent_s + run.e2e_s[ramp:end],
-    )  # fmt: skip
+        [STATUS_OK] * sent_s.size,
+        yes,
+        yes,
+        sent_s,
+        sent_s,
+        none,
+        none,
+        tokens,
+        yes,
+        times_s,
+        np.ones(times_s.size),
+        np.repeat(row, gained),
+        sent_s + run.e2e_s[ramp:end],
+    )
 
 
 def _places(counts: NDArray[np.int64]) -> NDArray[np.int64]:

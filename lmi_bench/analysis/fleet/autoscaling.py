@@ -136,9 +136,7 @@ def parse_policy(text: str) -> Policy:
         try:
             given[key.strip()] = type(known[key.strip()])(value.strip())
         except (KeyError, ValueError):
-            raise InputError(
-                f"--policy {text}: {part!r} is not one of {', '.join(known)}"
-            ) from None
+            raise InputError(f"--policy {text}: {part!r} is not one of {', '.join(known)}") from None
     return kind(**given)
 
 
@@ -173,9 +171,14 @@ class Played:
 
 
 def play(
-    arrivals_s: NDArray[np.float64], fleet: Fleet, router: Router, *, machines: int,
-    policy: Policy | None = None, seed: int = 0,
-) -> Played:  # fmt: skip
+    arrivals_s: NDArray[np.float64],
+    fleet: Fleet,
+    router: Router,
+    *,
+    machines: int,
+    policy: Policy | None = None,
+    seed: int = 0,
+) -> Played:
     """Serve requests, in order of arrival, from so many machines on; policy None: they stay."""
     draw = np.random.default_rng(seed)
     number = len(arrivals_s)

@@ -9,12 +9,7 @@ from lmi_bench.analysis.fit import uncertainty
 from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.fleet.answer import Candidate, InputPrices, MemoryUse, SloOutlook
 from lmi_bench.analysis.fleet.measured_load import CapacityBelief, Verdict
-from lmi_bench.analysis.fleet.money import (
-    blended_as_published,
-    fleet_cost,
-    usd_per_1m_tokens,
-    usd_per_month,
-)
+from lmi_bench.analysis.fleet.money import blended_as_published, fleet_cost, usd_per_1m_tokens, usd_per_month
 from lmi_bench.analysis.fleet.operating_point import CopySimulation, Latencies, Operating
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
@@ -92,9 +87,7 @@ class Fleet(NamedTuple):
     machines: int
 
 
-def with_capacity(
-    layouts: Sequence[Planned], key: EngineKey, capacity: CopyCapacity
-) -> list[Planned]:
+def with_capacity(layouts: Sequence[Planned], key: EngineKey, capacity: CopyCapacity) -> list[Planned]:
     """The layouts, with another capacity for those with this key."""
     return [(each, capacity if each.engine_key == key else known) for each, known in layouts]
 
@@ -152,15 +145,16 @@ def _waiting(request: RecommendRequest, copy: CopyCapacity, users: float) -> flo
 def set_up(layout: Layout, workload: Workload) -> MeasuredLevel:
     """One copy and one of its requests. workload: as the layout's setting serves it."""
     return MeasuredLevel(
-        layout.setup(workload), input_tokens=workload.input_tokens,
-        output_tokens=workload.output_tokens, load=Load(1), num_requests=1,
+        layout.setup(workload),
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        load=Load(1),
+        num_requests=1,
         cached_tokens=min(workload.cached_tokens, workload.input_tokens - 1),
-    )  # fmt: skip
+    )
 
 
-def build_candidate(
-    request: RecommendRequest, fleet: Fleet, *, simulate: bool, intervals: bool = True
-) -> Candidate:
+def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool, intervals: bool = True) -> Candidate:
     """The fleet with its figures, latencies after the failure that the spare machines are for.
 
     simulate   latencies are simulated at the fleet's load
@@ -188,25 +182,34 @@ def build_candidate(
     }
     measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
     return Candidate(
-        instance=layout.instance.instance_type, instances=machines,
-        tensor_parallel=layout.tensor_parallel, copies=layout.copies,
-        accelerator=layout.instance.accelerator.name, **loaded.prices(),
-        figures=rates | latencies, withheld=dict.fromkeys(latencies, reason) if reason else {},
+        instance=layout.instance.instance_type,
+        instances=machines,
+        tensor_parallel=layout.tensor_parallel,
+        copies=layout.copies,
+        accelerator=layout.instance.accelerator.name,
+        **loaded.prices(),
+        figures=rates | latencies,
+        withheld=dict.fromkeys(latencies, reason) if reason else {},
         slos=tuple(
-            SloOutlook.of(slo, latencies[f"{slo.metric}_{slo.statistic}_ms"], measured=measured)
-            for slo in request.slos
+            SloOutlook.of(slo, latencies[f"{slo.metric}_{slo.statistic}_ms"], measured=measured) for slo in request.slos
         ),
-        memory=loaded.memory(), limited_by=copy.limited_by,
+        memory=loaded.memory(),
+        limited_by=copy.limited_by,
         basis="simulated" if observed is not None else "closed form",
         price_provenance=layout.instance.price_provenance,
-        profile_provenance=request.profile.provenance, warnings=copy.warnings,
-        setting=layout.setting, attainment=None,
+        profile_provenance=request.profile.provenance,
+        warnings=copy.warnings,
+        setting=layout.setting,
+        attainment=None,
         cost=fleet_cost(
-            layout, request.purchase, request.availability,
-            needed=machines_needed(request, layout, copy) or 1, machines=machines,
+            layout,
+            request.purchase,
+            request.availability,
+            needed=machines_needed(request, layout, copy) or 1,
+            machines=machines,
             capacity_tokens_per_s=rates["capacity_tokens_per_s"].value,
         ),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +333,7 @@ class _LoadedFleet:
         observed = self.observed
         value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
         if self.sure is not None and metric != "itl":
-            return (
-                self.sure.factors[uncertainty.metric_of(metric, statistic)].around(value_s).in_ms()
-            )
+            return self.sure.factors[uncertainty.metric_of(metric, statistic)].around(value_s).in_ms()
         scales = (1 / factor, factor)
         ends_s = [value_s * closed_s(scale) / central_s for scale in scales]
         if metric == "itl" and open_loop and not 1 / factor <= value_s / central_s <= factor:

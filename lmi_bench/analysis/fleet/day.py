@@ -76,8 +76,7 @@ def load_curve_file(path: Path) -> LoadCurve:
         rates = [float(row["rate_per_s"]) for row in rows]
     except (KeyError, TypeError, ValueError) as exc:
         raise InputError(
-            f"{path}: a load curve is a CSV with the columns hour and rate_per_s, numbers below "
-            f"them ({exc})"
+            f"{path}: a load curve is a CSV with the columns hour and rate_per_s, numbers below them ({exc})"
         ) from exc
     return LoadCurve(tuple(times), tuple(rates))
 
@@ -99,10 +98,7 @@ def shaped(shape: str, *, peak_per_s: float, least_share: float = 0.2) -> LoadCu
         points = [(7, low), (9, peak_per_s), (17, peak_per_s), (20, low)]
     elif shape == "sine":
         middle, swing = (peak_per_s + low) / 2, (peak_per_s - low) / 2
-        points = [
-            (hour / 2, middle + swing * math.cos(2 * math.pi * (hour / 2 - 14) / 24))
-            for hour in range(48)
-        ]
+        points = [(hour / 2, middle + swing * math.cos(2 * math.pi * (hour / 2 - 14) / 24)) for hour in range(48)]
     else:
         raise InputError(f"--shape {shape}: use {', '.join(SHAPES)}")
     return LoadCurve(tuple(hour * _HOUR_S for hour, _ in points), tuple(rate for _, rate in points))
@@ -154,9 +150,7 @@ class DayResult:
         return None if price_usd_per_hour is None else self.machine_hours * price_usd_per_hour
 
 
-def play_day(
-    curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: float = STEP_S
-) -> DayResult:
+def play_day(curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: float = STEP_S) -> DayResult:
     """Simulate one day, after an uncounted day that gives it its first state."""
     start_s, paid_after_s = start_up.total_s, start_up.detection_s
     times = np.arange(0.0, 2 * DAY_S, step_s)
@@ -193,10 +187,13 @@ def play_day(
     if not arrived:
         raise InputError(f"the load's peaks are shorter than a step of {step_s:g} s")
     return DayResult(
-        slo_share=good / arrived, machine_hours=sum(history) * step_s / SECONDS_PER_HOUR,
-        peak_machines=max(history), launches=launches, worst_wait_s=worst_wait_s,
+        slo_share=good / arrived,
+        machine_hours=sum(history) * step_s / SECONDS_PER_HOUR,
+        peak_machines=max(history),
+        launches=launches,
+        worst_wait_s=worst_wait_s,
         paid=tuple(history),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +213,7 @@ class DayPlan:
         return self.scaled if self.scales else self.flat
 
 
-def plan_day(
-    curve: LoadCurve, start_up: StartUp, *, capacity_per_s: float, least_slo_share: float = 0.99
-) -> DayPlan:
+def plan_day(curve: LoadCurve, start_up: StartUp, *, capacity_per_s: float, least_slo_share: float = 0.99) -> DayPlan:
     """Whether to scale over the day or to keep the peak's machines all day.
 
     capacity_per_s   of one machine within the SLOs: the lower end of its interval

@@ -143,10 +143,7 @@ def ratio_by_blocks(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> t
     (0.5, 0.0)
     """
     ratio = float(sums.sum() / counts.sum())
-    parts, sizes = (
-        np.array([each.sum() for each in np.array_split(values, _BLOCKS)])
-        for values in (sums, counts)
-    )
+    parts, sizes = (np.array([each.sum() for each in np.array_split(values, _BLOCKS)]) for values in (sums, counts))
     left = parts - ratio * sizes
     mean_size = float(counts.sum()) / _BLOCKS
     variance = float(np.sum(left**2)) / (_BLOCKS * (_BLOCKS - 1))

@@ -103,9 +103,7 @@ class Commitment:
     unused_usd: float
 
 
-def commitment_of(
-    machines: int, needed: Sequence[float], price_usd: float, *, discount: float
-) -> Commitment:
+def commitment_of(machines: int, needed: Sequence[float], price_usd: float, *, discount: float) -> Commitment:
     """A commitment over a day of equal steps with `needed` machines each.
 
     price_usd  of a machine for a step, on demand
@@ -143,9 +141,7 @@ class Requirements:
     max_usd_per_1m_output: float | None = None
     regions: tuple[str, ...] = ()
 
-    def split_by_region(
-        self, instances: Sequence[Instance]
-    ) -> tuple[list[Instance], list[Rejection]]:
+    def split_by_region(self, instances: Sequence[Instance]) -> tuple[list[Instance], list[Rejection]]:
         """Machines with a price of these regions or without a price, and the others."""
         kept, rejected = [], []
         for instance in instances:
@@ -217,9 +213,7 @@ def parse_availability(text: str) -> Availability:
     kind, _, zones = wanted.partition(":")
     if kind == "az" and zones.isdigit() and int(zones) >= 2:
         return Availability(zones=int(zones))
-    raise InputError(
-        f"--availability {text}: write none, n+1, or az:K with K zones of at least 2 (az:3)"
-    )
+    raise InputError(f"--availability {text}: write none, n+1, or az:K with K zones of at least 2 (az:3)")
 
 
 _MILLION = 1e6
@@ -252,9 +246,16 @@ def usd_per_month(fleet_usd_per_hour: float | None) -> float | None:
 
 
 def blended_as_published(
-    *, price_usd_per_hour: float | None, concurrency: float, itl_p50_s: float, input_tokens: int,
-    output_tokens: int, slots: int, ratio: float = 3.0, discount: float = 0.0,
-) -> tuple[float | None, str | None]:  # fmt: skip
+    *,
+    price_usd_per_hour: float | None,
+    concurrency: float,
+    itl_p50_s: float,
+    input_tokens: int,
+    output_tokens: int,
+    slots: int,
+    ratio: float = 3.0,
+    discount: float = 0.0,
+) -> tuple[float | None, str | None]:
     """The blended price of the optimization-toolkit post, or None; and what to know of it.
 
     blended = (1 - discount) * price / (throughput * 3600 / 1e6) / (ratio + 1)
@@ -310,9 +311,7 @@ class Cost(JsonValue):
     failure_unit: str
     usd_per_1m_output_tokens_at_capacity: float | None
     wins_below_usd_per_machine_hour: float | None = field(default=None, metadata=OPTIONAL)
-    machine_price_range_usd_per_hour: tuple[float, float] | None = field(
-        default=None, metadata=OPTIONAL
-    )
+    machine_price_range_usd_per_hour: tuple[float, float] | None = field(default=None, metadata=OPTIONAL)
 
     def describe_price(self) -> str:
         """A machine's price with its component, region and date, for people."""
@@ -321,16 +320,18 @@ class Cost(JsonValue):
         between = self.machine_price_range_usd_per_hour
         shown = "" if between is None else f"; estimated, {between[0]:,.2f} to {between[1]:,.2f}"
         price = usd_text(self.machine_price_usd_per_hour, estimated=between is not None, digits=3)
-        return (
-            f"USD {price} a machine and hour ({self.price_component}, {self.price_region}, "
-            f"{self.price_date}{shown})"
-        )
+        return f"USD {price} a machine and hour ({self.price_component}, {self.price_region}, {self.price_date}{shown})"
 
 
 def fleet_cost(
-    layout: Layout, purchase: Purchase, availability: Availability, *, needed: int, machines: int,
+    layout: Layout,
+    purchase: Purchase,
+    availability: Availability,
+    *,
+    needed: int,
+    machines: int,
     capacity_tokens_per_s: float,
-) -> Cost:  # fmt: skip
+) -> Cost:
     """The cost of `machines`, of which `needed` carry the load."""
     instance = layout.instance
     discount = purchase.discount_for(instance)
@@ -355,9 +356,7 @@ def fleet_cost(
         machines_for_the_load=needed,
         spare_machines=machines - needed,
         availability_usd_per_hour=(
-            None
-            if usd_per_hour is None or without_spares is None
-            else usd_per_hour - without_spares
+            None if usd_per_hour is None or without_spares is None else usd_per_hour - without_spares
         ),
         failure_unit=f"one {instance.instance_type}: {fails}",
         usd_per_1m_output_tokens_at_capacity=usd_per_1m_tokens(usd_per_hour, capacity_tokens_per_s),

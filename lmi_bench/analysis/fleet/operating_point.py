@@ -50,9 +50,7 @@ class Operating:
 
 def worst_ratio(latency_s: Callable[[str, str], float], slos: Sequence[Slo]) -> float:
     """Largest predicted / limit over the SLOs; above 1 one of them is missed. 0 without SLOs."""
-    return max(
-        (s_to_ms(latency_s(slo.metric, slo.statistic)) / slo.limit_ms for slo in slos), default=0.0
-    )
+    return max((s_to_ms(latency_s(slo.metric, slo.statistic)) / slo.limit_ms for slo in slos), default=0.0)
 
 
 def closed_ratio(steady: SteadyState, slos: Sequence[Slo], batch: float) -> float:
@@ -86,9 +84,7 @@ class CopySimulation:
     plan: CopyPlan
     slos: Sequence[Slo]
     seed: int
-    _seen: dict[float, "Latencies | None"] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
+    _seen: dict[float, "Latencies | None"] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def at_rate(self, rate_per_s: float) -> "Latencies | None":
         """Latencies under random arrivals, without the ramp; None: see the class."""
@@ -108,9 +104,7 @@ class CopySimulation:
         )
         return Latencies.of(level.records[concurrency : 3 * concurrency], open_loop=False)
 
-    def sustained_rate(
-        self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float | None = None
-    ) -> float:
+    def sustained_rate(self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float | None = None) -> float:
         """Highest rate of a grid that keeps the SLOs under a fixed draw of arrivals; 0 if none.
 
         most_share  limit of the rate, as a share of the saturated rate in closed form; None: as

@@ -257,17 +257,23 @@ def _simulated(size: _Size) -> PoolsFleet:
     degree, per_decode = size.pair.degrees
     assert request.rate_per_s is not None
     return PoolsFleet(
-        instance=layout.instance.instance_type, instances=size.machines,
-        prefill_workers=size.prefill_workers, prefill_tensor_parallel=degree,
-        decode_workers=size.decode_workers, decode_tensor_parallel=per_decode,
+        instance=layout.instance.instance_type,
+        instances=size.machines,
+        prefill_workers=size.prefill_workers,
+        prefill_tensor_parallel=degree,
+        decode_workers=size.decode_workers,
+        decode_tensor_parallel=per_decode,
         engine=layout.setting.describe() or None,
-        price_usd_per_hour=size.usd_per_hour, estimated=layout.instance.is_estimated,
+        price_usd_per_hour=size.usd_per_hour,
+        estimated=layout.instance.is_estimated,
         usd_per_1m_output_tokens=usd_per_1m_tokens(size.usd_per_hour, request.rate_per_s * output),
         capacity_rate_per_s=sure.capacity_tokens_per_s.times(1 / output),
-        ttft_p50_ms=figure("ttft", "p50"), itl_p50_ms=figure("itl", "p50"),
+        ttft_p50_ms=figure("ttft", "p50"),
+        itl_p50_ms=figure("itl", "p50"),
         e2e_p50_ms=figure("e2e", "p50"),
-        slos=tuple(map(SloOutlook.of, request.slos, of_slos)), slo_figures=of_slos,
-    )  # fmt: skip
+        slos=tuple(map(SloOutlook.of, request.slos, of_slos)),
+        slo_figures=of_slos,
+    )
 
 
 def _observed(request: RecommendRequest, cell: MeasuredLevel, copy: CopyCapacity) -> Latencies:
@@ -277,9 +283,7 @@ def _observed(request: RecommendRequest, cell: MeasuredLevel, copy: CopyCapacity
     assert cell.rate_per_s is not None
     parts = math.gcd(cell.prefill.workers, cell.replicas)
     longest = workload.most_tokens
-    prefill = pool_of(
-        cell.prefill.setup, cell.prefill.workers // parts, profile, longest, prompts_alone=True
-    )
+    prefill = pool_of(cell.prefill.setup, cell.prefill.workers // parts, profile, longest, prompts_alone=True)
     decode = pool_of(cell.setup, cell.replicas // parts, profile, longest)
     rate_per_s = cell.rate_per_s / parts
     step_s = copy.plan.steady.decode_step_s(1.0)
@@ -289,8 +293,12 @@ def _observed(request: RecommendRequest, cell: MeasuredLevel, copy: CopyCapacity
         load = replace(load, arrivals="gamma", burstiness=workload.burstiness)
     run = simulate_pools(
         LevelSpec(0, load, num_requests=ramp + _SIMULATED_REQUESTS),
-        workload.requests(request.seed), prefill, decode, cell.prefill.transfer_s,
-        seed=request.seed, overhead_s=max(ROUTED_S, profile.parameters.request_overhead_s),
+        workload.requests(request.seed),
+        prefill,
+        decode,
+        cell.prefill.transfer_s,
+        seed=request.seed,
+        overhead_s=max(ROUTED_S, profile.parameters.request_overhead_s),
         links=cell.prefill.setup.devices,
-    )  # fmt: skip
+    )
     return Latencies.of(run.records[ramp:], open_loop=True)

@@ -70,8 +70,7 @@ class SharedFleet:
             "estimated": self.estimated,
             "models": [{"name": name, **need.to_json()} for name, need in self.models.items()],
             "placement": [
-                [{"name": name, "tensor_parallel": degree} for name, degree in machine]
-                for machine in self.placed
+                [{"name": name, "tensor_parallel": degree} for name, degree in machine] for machine in self.placed
             ],
         }
 
@@ -119,9 +118,8 @@ def member_of(name: str, request: RecommendRequest) -> Member:
 
 
 def share_machines(
-    members: Sequence[Member], instances: Sequence[Instance], *, purchase: Purchase,
-    availability: Availability,
-) -> Portfolio:  # fmt: skip
+    members: Sequence[Member], instances: Sequence[Instance], *, purchase: Purchase, availability: Availability
+) -> Portfolio:
     """The cheapest division of the models into groups that share machines.
 
     Raises InputError for too many models, or a model that no machine with a price can serve.
@@ -147,10 +145,7 @@ def share_machines(
 
 
 def _fleets(
-    members: Sequence[Member],
-    instances: Sequence[Instance],
-    purchase: Purchase,
-    availability: Availability,
+    members: Sequence[Member], instances: Sequence[Instance], purchase: Purchase, availability: Availability
 ) -> Iterator[SharedFleet]:
     """All models together on each kind of machine."""
     for instance in instances:
@@ -158,11 +153,7 @@ def _fleets(
         if any(name not in member.needs for member in members):
             continue
         models = {one.name: min(one.needs[name], key=lambda need: need.size) for one in members}
-        copies = [
-            (model, need.tensor_parallel)
-            for model, need in models.items()
-            for _ in range(need.copies)
-        ]
+        copies = [(model, need.tensor_parallel) for model, need in models.items() for _ in range(need.copies)]
         placed = pack(copies, instance.num_accelerators)
         machines = availability.machines(len(placed))
         price = purchase.usd_per_hour(instance, machines)
@@ -170,9 +161,7 @@ def _fleets(
             yield SharedFleet(name, models, placed, machines, price, instance.is_estimated)
 
 
-def pack(
-    copies: Sequence[tuple[str, int]], devices: int
-) -> tuple[tuple[tuple[str, int], ...], ...]:
+def pack(copies: Sequence[tuple[str, int]], devices: int) -> tuple[tuple[tuple[str, int], ...], ...]:
     """The copies (name, degree) on machines with that many devices, first-fit.
 
     >>> pack([("a", 4), ("b", 2), ("c", 4), ("b", 2), ("d", 1)], 8)
@@ -188,9 +177,7 @@ def pack(
     return tuple(tuple(machine) for machine in machines)
 
 
-def _divided(
-    count: int, cheapest: Mapping[frozenset[int], SharedFleet | None]
-) -> tuple[SharedFleet, ...]:
+def _divided(count: int, cheapest: Mapping[frozenset[int], SharedFleet | None]) -> tuple[SharedFleet, ...]:
     """The division of least cost, computed by subsets of growing size."""
     best: dict[frozenset[int], tuple[float, tuple[SharedFleet, ...]]] = {frozenset(): (0.0, ())}
     for size in range(1, count + 1):

@@ -112,8 +112,7 @@ def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Ite
         of = str(best.cost.price_component).replace("component not stated", "an unnamed service")
         yield f"{PRICE_ESTIMATED} it is that of {of}; check the hosting price before buying"
     rates = {
-        name: each.num_accelerators * (each.accelerator.bandwidth_bytes_per_s or 0.0)
-        for name, each in machines.items()
+        name: each.num_accelerators * (each.accelerator.bandwidth_bytes_per_s or 0.0) for name, each in machines.items()
     }
     least = min(
         (
@@ -192,9 +191,8 @@ def _by_limit(request: RecommendRequest, candidate: Candidate) -> Iterator[tuple
     for flag, limit, cost, unit in (
         ("--max-usd-per-hour", limits.max_usd_per_hour, fleet.price_usd_per_hour, "an hour"),
         ("--max-usd-per-month", limits.max_usd_per_month, fleet.usd_per_month, "a month"),
-        ("--max-usd-per-1m", limits.max_usd_per_1m_output, fleet.usd_per_1m_output_tokens,
-         "for 1M output"),
-    ):  # fmt: skip
+        ("--max-usd-per-1m", limits.max_usd_per_1m_output, fleet.usd_per_1m_output_tokens, "for 1M output"),
+    ):
         if limit is not None and cost is None:
             yield math.inf, f"no price is known, so {flag} {limit:g} cannot be checked"
         elif limit is not None and cost is not None:
@@ -262,9 +260,7 @@ def decisive_measurements(
     return measurements
 
 
-def _saving(
-    request: RecommendRequest, layout: Layout, machines: int, cost: float
-) -> tuple[float, float] | None:
+def _saving(request: RecommendRequest, layout: Layout, machines: int, cost: float) -> tuple[float, float] | None:
     """USD saved an hour, and their value to rank by; None if the fleet is not cheaper.
 
     cost  of the recommended fleet in USD an hour, infinite without one: then nothing is saved, and

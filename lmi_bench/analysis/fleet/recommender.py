@@ -52,9 +52,12 @@ def no_progress(text: str, share: float) -> None:
 
 
 def recommend(
-    request: RecommendRequest, *, progress: Progress = no_progress,
-    prepared: Prepared | None = None, intervals: bool = True,
-) -> Recommendation:  # fmt: skip
+    request: RecommendRequest,
+    *,
+    progress: Progress = no_progress,
+    prepared: Prepared | None = None,
+    intervals: bool = True,
+) -> Recommendation:
     """The recommendation for a request; raises InputError.
 
     progress   called with the present step and the share that is done
@@ -94,12 +97,15 @@ def recommend(
     progress("done", 1.0)
     chosen = fleet_of(met[0], fleets) if met else None
     return Recommendation(
-        recommended=met[0] if met else None, nearest=nearest, candidates=tuple(met),
-        rejected=(*out, *too_weak), question=_question(request),
+        recommended=met[0] if met else None,
+        nearest=nearest,
+        candidates=tuple(met),
+        rejected=(*out, *too_weak),
+        question=_question(request),
         warnings=tuple(_warnings(request, met, nearest)),
         measure_next=tuple(ranking.decisive_measurements(request, layouts, chosen)),
         missed=missed if nearest is not None else None,
-    )  # fmt: skip
+    )
 
 
 def _add_attainment(met: list[Candidate], fleets: Sequence[Fleet], look: LongSimulation) -> None:
@@ -153,16 +159,18 @@ def prepare(request: RecommendRequest, tell: Progress = no_progress) -> Prepared
     return layouts, rejected
 
 
-def screen(
-    request: RecommendRequest, tell: Progress = no_progress
-) -> tuple[list[Planned], list[Rejection]]:
+def screen(request: RecommendRequest, tell: Progress = no_progress) -> tuple[list[Planned], list[Rejection]]:
     """Every layout that can run, with the capacity of a copy in closed form."""
     tell("fitting the model into machines", 0.0)
     allowed, elsewhere = request.requirements.split_by_region(request.considered)
     possible, rejected = split_layouts(
-        allowed, request.workload, request.profile, degrees=request.degrees,
-        open_loop=request.open_loop, settings=request.settings,
-    )  # fmt: skip
+        allowed,
+        request.workload,
+        request.profile,
+        degrees=request.degrees,
+        open_loop=request.open_loop,
+        settings=request.settings,
+    )
     rejected.extend(elsewhere)
     tell(f"screening {len(possible)} layouts", 0.05)
     copies: dict[EngineKey, CopyCapacity] = {}
@@ -225,9 +233,7 @@ def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, V
     return tuple((load.rate_per_s, load.verdict(request.slos)) for load in pooled(mine))
 
 
-def best_copies(
-    request: RecommendRequest, layouts: Sequence[Planned]
-) -> dict[EngineKey, CopyCapacity]:
+def best_copies(request: RecommendRequest, layouts: Sequence[Planned]) -> dict[EngineKey, CopyCapacity]:
     """The copies of the best layouts in closed form."""
     chosen: dict[EngineKey, CopyCapacity] = {}
     for layout, copy, _ in best_fleets(request, layouts, []):
@@ -249,14 +255,10 @@ def simulate_capacity(request: RecommendRequest, copy: CopyCapacity) -> CopyCapa
         copy.rate_per_s, held, most_share=LATENCY_LOAD_LIMIT * copy.factors.steps
     )
     central = copy.simulation.sustained_rate(copy.central_per_s, request.slos)
-    return replace(
-        copy, simulated=True, rate_per_s=rate_per_s, central_per_s=max(central, rate_per_s)
-    )
+    return replace(copy, simulated=True, rate_per_s=rate_per_s, central_per_s=max(central, rate_per_s))
 
 
-def best_fleets(
-    request: RecommendRequest, layouts: Sequence[Planned], rejected: list[Rejection]
-) -> list[Fleet]:
+def best_fleets(request: RecommendRequest, layouts: Sequence[Planned], rejected: list[Rejection]) -> list[Fleet]:
     """Layouts with the machines for the load, the best first; the others go to `rejected`."""
     fleets = []
     for layout, copy in layouts:
@@ -281,8 +283,7 @@ def _slo_reason(request: RecommendRequest, copy: CopyCapacity) -> str:
         alone_ms = s_to_ms(steady.latency_s(slo.metric, slo.statistic, 1.0))
         if alone_ms > slo.limit_ms:
             return (
-                f"{slo} cannot be kept: {alone_ms:,.0f} ms already with one request "
-                f"({steady.limiting_part(1.0)} binds)"
+                f"{slo} cannot be kept: {alone_ms:,.0f} ms already with one request ({steady.limiting_part(1.0)} binds)"
             )
     return f"no load keeps {', '.join(str(slo) for slo in request.slos)} as simulated"
 
@@ -306,9 +307,7 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
             pair[0].instance.price_usd_per_hour or math.inf,
         ),
     )
-    alone = replace(
-        request, load=LONE_REQUEST, availability=NO_SPARES, requirements=NO_REQUIREMENTS
-    )
+    alone = replace(request, load=LONE_REQUEST, availability=NO_SPARES, requirements=NO_REQUIREMENTS)
     lone = replace(copy, concurrency=1, rate_per_s=copy.plan.steady.rate_per_s(1.0))
     candidate = build_candidate(alone, Fleet(layout, lone, 1), simulate=False)
     reasons = ("one machine, one request at a time", _predicted(candidate.slos))
@@ -322,15 +321,16 @@ def _question(request: RecommendRequest) -> Question:
         model=request.workload.shape.name,
         **{name: getattr(request.workload, name) for name in lengths},
         **{name: getattr(request, name) for name in load},
-        load=request.describe_load(), slos=tuple(str(slo) for slo in request.slos),
-        purchase=request.purchase.describe(), availability=request.availability.describe(),
-        profile=request.profile.provenance, measured_loads=len(request.measured),
-    )  # fmt: skip
+        load=request.describe_load(),
+        slos=tuple(str(slo) for slo in request.slos),
+        purchase=request.purchase.describe(),
+        availability=request.availability.describe(),
+        profile=request.profile.provenance,
+        measured_loads=len(request.measured),
+    )
 
 
-def _warnings(
-    request: RecommendRequest, met: list[Candidate], nearest: Candidate | None
-) -> Iterator[str]:
+def _warnings(request: RecommendRequest, met: list[Candidate], nearest: Candidate | None) -> Iterator[str]:
     yield from ranking.price_caveats(request, met)
     if request.workload.shape.doubt:
         yield f"{request.workload.shape.doubt}; every interval is wider"

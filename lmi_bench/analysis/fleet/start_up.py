@@ -96,9 +96,15 @@ def loads_in_parallel(instance: Instance, *, weight_bytes: float, workers: int) 
 
 
 def estimated_start_up(
-    instance: Instance, *, weight_bytes: float, num_layers: int, tensor_parallel: int,
-    workers: int = 1, downloads: int = 1, compiles: bool = True,
-) -> StartUp:  # fmt: skip
+    instance: Instance,
+    *,
+    weight_bytes: float,
+    num_layers: int,
+    tensor_parallel: int,
+    workers: int = 1,
+    downloads: int = 1,
+    compiles: bool = True,
+) -> StartUp:
     """The start-up of a machine whose host has cached the image, in seconds.
 
     weight_bytes  of one copy; downloads: times that they are fetched over the machine's network
@@ -116,7 +122,10 @@ def estimated_start_up(
         read_s = max(read_s, workers * weight_bytes / _READ_BYTES_PER_S_IN_ALL)
         in_turn = 1
     return StartUp(
-        detection_s=_DETECTION_S, provisioning_s=_MACHINE_S, image_s=0.0,
-        weights_s=downloads * weight_bytes / rate + in_turn * read_s, compile_s=in_turn * steps_s,
+        detection_s=_DETECTION_S,
+        provisioning_s=_MACHINE_S,
+        image_s=0.0,
+        weights_s=downloads * weight_bytes / rate + in_turn * read_s,
+        compile_s=in_turn * steps_s,
         warm_up_s=_WARM_UP_S,
-    )  # fmt: skip
+    )

@@ -17,12 +17,7 @@ from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate, LoadInterval, Recommendation, Variation
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, machines_needed, with_capacity
 from lmi_bench.analysis.fleet.ranking import cost_of
-from lmi_bench.analysis.fleet.recommender import (
-    best_copies,
-    best_fleets,
-    prepare,
-    simulate_capacity,
-)
+from lmi_bench.analysis.fleet.recommender import best_copies, best_fleets, prepare, simulate_capacity
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout
 from lmi_bench.catalog.instances import Instance
@@ -70,17 +65,11 @@ def vary_rate(request: RecommendRequest, low: float, high: float) -> Variation:
         for key, copy in best_copies(replace(lowest, load=Load(rate_per_s=rate)), layouts).items():
             if not copy.simulated:
                 layouts = with_capacity(layouts, key, simulate_capacity(lowest, copy))
-    stairs = [
-        each
-        for layout, copy in layouts
-        if (each := _stairs_of(lowest, layout, copy, high)) is not None
-    ]
+    stairs = [each for layout, copy in layouts if (each := _stairs_of(lowest, layout, copy, high)) is not None]
     return compare_stairs(stairs, low, high)
 
 
-def _stairs_of(
-    request: RecommendRequest, layout: Layout, copy: CopyCapacity, most_per_s: float
-) -> Stairs | None:
+def _stairs_of(request: RecommendRequest, layout: Layout, copy: CopyCapacity, most_per_s: float) -> Stairs | None:
     """The staircase up to a load; None for a layout without a price or capacity."""
     least = machines_needed(replace(request, load=Load(rate_per_s=1e-9)), layout, copy)
     if least is None or request.fleet_usd_per_hour(layout, 1) is None:
@@ -180,9 +169,7 @@ def _by_price(request: RecommendRequest, answer: Recommendation) -> Iterator[Ans
             return
 
 
-def _by_load(
-    request: RecommendRequest, best: Candidate, rivals: tuple[Instance, ...]
-) -> Iterator[AnswerChange]:
+def _by_load(request: RecommendRequest, best: Candidate, rivals: tuple[Instance, ...]) -> Iterator[AnswerChange]:
     rate = request.rate_per_s
     if rate is None or best.price_usd_per_hour is None or request.objective == "latency":
         return
@@ -201,9 +188,7 @@ def _by_load(
     yield AnswerChange("load", {"from_per_s": here.from_per_s, "to_per_s": here.to_per_s}, text)
 
 
-def _by_limits(
-    request: RecommendRequest, best: Candidate, rivals: tuple[Instance, ...]
-) -> Iterator[AnswerChange]:
+def _by_limits(request: RecommendRequest, best: Candidate, rivals: tuple[Instance, ...]) -> Iterator[AnswerChange]:
     for index, slo in enumerate(request.slos):
         for factor in (1 / _MARGIN, _MARGIN):
             changed = replace(slo, limit_ms=slo.limit_ms * factor)

@@ -47,9 +47,7 @@ def contradicts(figures: Sequence[Verified]) -> bool:
     return outside > 0 and float(bdtrc(outside - 1, len(known), _OUTSIDE)) < _BY_CHANCE
 
 
-def compare_figures(
-    candidate: Candidate, question: Question, line: Level, *, share: float
-) -> Iterator[Verified]:
+def compare_figures(candidate: Candidate, question: Question, line: Level, *, share: float) -> Iterator[Verified]:
     """The candidate's figures against a level's line.
 
     share  of the planned load on the target, above 0 and at most 1

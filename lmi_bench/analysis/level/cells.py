@@ -154,10 +154,15 @@ def _closed_loops(
 ) -> list["_Answers"]:
     """The requests of each copy with its share of the users."""
     limits = CopyLimits(
-        cell.input_tokens, cell.output_tokens, slots, profile.max_prefill_tokens,
-        profile.chunked_prefill, cell.cached_tokens,
-        0 if profile.chunked_prefill else profile.max_waiting_tokens, profile.waiting_served_ratio,
-    )  # fmt: skip
+        cell.input_tokens,
+        cell.output_tokens,
+        slots,
+        profile.max_prefill_tokens,
+        profile.chunked_prefill,
+        cell.cached_tokens,
+        0 if profile.chunked_prefill else profile.max_waiting_tokens,
+        profile.waiting_served_ratio,
+    )
     overhead_s = profile.parameters.request_overhead_s
     parts = []
     each, more = divmod(cell.concurrency, cell.replicas)
@@ -178,9 +183,7 @@ def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:
     prompts = replace(cell, setup=pool.setup, prefill=None, output_tokens=1)
     worker = profile_of(profile, prompts)
     return TwoPools(
-        _steady(
-            capacity.planned_model_for(prompts.setup, profile), prompts, slots_for(profile, prompts)
-        ),
+        _steady(capacity.planned_model_for(prompts.setup, profile), prompts, slots_for(profile, prompts)),
         _steady(capacity.planned_model_for(cell.setup, profile), cell, slots_for(profile, cell)),
         prefill_workers=pool.workers,
         decode_workers=cell.replicas,
@@ -209,10 +212,13 @@ def _pooled(profile: EngineProfile, cell: MeasuredLevel, slower: float) -> CellP
         e2e_s = point.e2e_s(output)
         wall_s = number / min(cell.rate_per_s, point.rate_per_s) + e2e_s
     return CellPrediction(
-        throughput_tokens_per_s=number * output / wall_s, latency_p90_s_per_token=e2e_s / output,
-        latency_mean_s_per_token=e2e_s / output, ttft_mean_s=point.ttft_s, tpot_mean_s=point.tpot_s,
+        throughput_tokens_per_s=number * output / wall_s,
+        latency_p90_s_per_token=e2e_s / output,
+        latency_mean_s_per_token=e2e_s / output,
+        ttft_mean_s=point.ttft_s,
+        tpot_mean_s=point.tpot_s,
         peak_sequences=pools.decode.slots,
-    )  # fmt: skip
+    )
 
 
 def can_run(profile: EngineProfile, cell: MeasuredLevel) -> bool:
@@ -232,8 +238,7 @@ def growth_with_step_times(profile: EngineProfile, cell: MeasuredLevel) -> dict[
     base = predict_cell(profile, cell)
     other = predict_cell(profile, cell, slower=1 + _SLOWER_STEP)
     return {
-        metric: math.log(other.value(metric) / base.value(metric)) / math.log1p(_SLOWER_STEP)
-        for metric in MEASURED
+        metric: math.log(other.value(metric) / base.value(metric)) / math.log1p(_SLOWER_STEP) for metric in MEASURED
     }
 
 
@@ -283,9 +288,7 @@ def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:
     return np.asarray(times * (num_requests / rate_per_s / times[-1]), dtype=np.float64)
 
 
-def _open_loop(
-    profile: EngineProfile, cell: MeasuredLevel, model: PricedSteps, slower: float
-) -> _Answers:
+def _open_loop(profile: EngineProfile, cell: MeasuredLevel, model: PricedSteps, slower: float) -> _Answers:
     """One copy's share of an open loop, counted for all copies."""
     assert cell.rate_per_s is not None
     sent_s: Sequence[float] | NDArray[np.float64] = cell.arrivals_s
@@ -297,26 +300,31 @@ def _open_loop(
 
 
 def _followed(
-    profile: EngineProfile, cell: MeasuredLevel, model: PricedSteps,
-    load: Sequence[float] | NDArray[np.float64] | int, number: int, slower: float = 1.0,
-) -> _Answers:  # fmt: skip
+    profile: EngineProfile,
+    cell: MeasuredLevel,
+    model: PricedSteps,
+    load: Sequence[float] | NDArray[np.float64] | int,
+    number: int,
+    slower: float = 1.0,
+) -> _Answers:
     """One copy under times of sending or users, event by event."""
     spread = cell.length_spread
     drawn = np.random.default_rng(_SEED + 2).uniform(1 - spread, 1 + spread, size=number)
     outputs = np.maximum(1, np.round(drawn * cell.output_tokens)).astype(int).tolist()
     run = follow(
-        model, _scheduler(profile, cell), load,
+        model,
+        _scheduler(profile, cell),
+        load,
         [(cell.input_tokens, output, cell.cached_tokens) for output in outputs],
-        overhead_s=profile.parameters.request_overhead_s, slower=slower,
-    )  # fmt: skip
+        overhead_s=profile.parameters.request_overhead_s,
+        slower=slower,
+    )
     at_start = np.arange(number) < (load if isinstance(load, int) else 0)
     tokens = np.array(outputs, dtype=np.float64)
     return _Answers(np.ones(number), run.ttft_s, run.e2e_s, tokens, at_start, run.wall_s)
 
 
-def _traced(
-    model: PricedSteps, limits: CopyLimits, overhead_s: float, users: int, requests: int
-) -> _Answers:
+def _traced(model: PricedSteps, limits: CopyLimits, overhead_s: float, users: int, requests: int) -> _Answers:
     """One copy's users, by the steps of a closed loop."""
     trace = trace_closed_loop(limits, users, requests)
     at_s = np.concatenate([[0.0], np.cumsum(model.step_times_s(trace.columns))])
@@ -355,9 +363,13 @@ def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
 
 def _steady(model: PricedSteps, cell: MeasuredLevel, slots: int = 1) -> SteadyState:
     return SteadyState(
-        model, cell.input_tokens, cell.output_tokens, slots, open_loop=cell.rate_per_s is not None,
+        model,
+        cell.input_tokens,
+        cell.output_tokens,
+        slots,
+        open_loop=cell.rate_per_s is not None,
         cached_tokens=cell.cached_tokens,
-    )  # fmt: skip
+    )
 
 
 def regime_of(profile: EngineProfile, cell: MeasuredLevel, predicted: CellPrediction) -> str:

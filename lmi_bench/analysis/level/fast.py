@@ -48,9 +48,7 @@ class CopyLimits:
 
     def __post_init__(self) -> None:
         if self.max_sequences < 1:
-            raise CapacityError(
-                f"the cache holds no sequence of {self.input_tokens + self.output_tokens} tokens"
-            )
+            raise CapacityError(f"the cache holds no sequence of {self.input_tokens + self.output_tokens} tokens")
 
 
 def prompt_part(left: int, budget: int, *, may_split: bool) -> int:
@@ -192,9 +190,7 @@ class _ClosedLoop:
         limits = self.limits
         least = self.join.least_joiners(self.running)
         length = limits.input_tokens - limits.cached_tokens
-        return least == 0 or least <= min(
-            self.num_waiting, room, limits.max_prefill_tokens // length
-        )
+        return least == 0 or least <= min(self.num_waiting, room, limits.max_prefill_tokens // length)
 
     def _take(self, number: int) -> list[tuple[int, int]]:
         """Take waiting requests, the oldest first: rows of sending and counts."""

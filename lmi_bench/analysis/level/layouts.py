@@ -76,10 +76,15 @@ class Layout:
     def setup(self, workload: "Workload") -> Setup:
         """One copy. workload: as this layout's setting serves it."""
         return Setup(
-            workload.shape, self.instance, self.tensor_parallel, workload.dtype, workload.kv_dtype,
-            workload.speculation, self.setting.parallelism(self.instance, self.tensor_parallel),
+            workload.shape,
+            self.instance,
+            self.tensor_parallel,
+            workload.dtype,
+            workload.kv_dtype,
+            workload.speculation,
+            self.setting.parallelism(self.instance, self.tensor_parallel),
             max(1, self.copies),
-        )  # fmt: skip
+        )
 
     def rejected(self, reason: str) -> "Rejection":
         """This layout as one that is out."""
@@ -157,9 +162,7 @@ class Workload:
         return max((kind.input_tokens for kind in self.kinds), default=self.input_tokens)
 
     @classmethod
-    def mixed(
-        cls, shape: ModelShape, dtype: str, kinds: Sequence[RequestKind], **more: Any
-    ) -> "Workload":
+    def mixed(cls, shape: ModelShape, dtype: str, kinds: Sequence[RequestKind], **more: Any) -> "Workload":
         """Requests of several kinds; raises InputError without any."""
         whole = sum(kind.share for kind in kinds)
         if not whole > 0 or any(kind.share < 0 for kind in kinds):
@@ -210,9 +213,7 @@ class CopyPlan:
     lengths: tuple[CachedLengths, ...] = ()
     shared_tokens: int = 0
 
-    def simulate(
-        self, spec: LevelSpec, *, seed: int = 0, copies: int | None = None, **options: Any
-    ) -> LevelRun:
+    def simulate(self, spec: LevelSpec, *, seed: int = 0, copies: int | None = None, **options: Any) -> LevelRun:
         """One level of the copy, or of several behind a router, under the workload's requests.
 
         spec     arrivals of an open loop get the workload's burstiness
@@ -229,9 +230,15 @@ class CopyPlan:
             bursts = replace(spec.load, arrivals="gamma", burstiness=workload.burstiness)
             spec = replace(spec, load=bursts)
         return simulate_level(
-            spec, request, self.config, self.steady.model, seed=seed,
-            speculation=workload.speculation, overhead_s=self.steady.overhead_s, **options,
-        )  # fmt: skip
+            spec,
+            request,
+            self.config,
+            self.steady.model,
+            seed=seed,
+            speculation=workload.speculation,
+            overhead_s=self.steady.overhead_s,
+            **options,
+        )
 
     @property
     def can_follow(self) -> bool:
@@ -246,23 +253,27 @@ class CopyPlan:
         begin at this rate."""
         burstiness, draw = self.workload.burstiness, self.workload.requests(seed)
         arrivals_s = arrival_times_s(
-            rate_per_s, process="poisson" if burstiness >= 1 else "gamma", seed=seed,
-            num_requests=number, burstiness=burstiness,
-        )  # fmt: skip
+            rate_per_s,
+            process="poisson" if burstiness >= 1 else "gamma",
+            seed=seed,
+            num_requests=number,
+            burstiness=burstiness,
+        )
         requests = list(islice(cycle(self.lengths), number))
         if not requests:
             planned = map(draw, range(number)) if self.workload.kinds else [draw(0)] * number
             cached = self.workload.cached_tokens
-            requests = [
-                (each.input_tokens, each.output_tokens, min(cached, each.input_tokens - 1))
-                for each in planned
-            ]
+            requests = [(each.input_tokens, each.output_tokens, min(cached, each.input_tokens - 1)) for each in planned]
         steady = self.steady
         return follow(
-            steady.model, self.config, users or list(arrivals_s), requests,
-            overhead_s=steady.overhead_s, shared_tokens=self.shared_tokens,
+            steady.model,
+            self.config,
+            users or list(arrivals_s),
+            requests,
+            overhead_s=steady.overhead_s,
+            shared_tokens=self.shared_tokens,
             spacing_s=1 / rate_per_s,
-        )  # fmt: skip
+        )
 
 
 def with_prefix_hits(plan: CopyPlan) -> CopyPlan:
@@ -288,9 +299,7 @@ def with_prefix_hits(plan: CopyPlan) -> CopyPlan:
         shared = traffic.shared_tokens(rate_per_s, copies)
         prompt, output, cached = (round(fmean(each)) for each in zip(*lengths, strict=True))
         prompt, output = max(1, prompt), max(1, output)
-        workload = replace(
-            plan.workload, input_tokens=prompt, output_tokens=output, cached_tokens=cached
-        )
+        workload = replace(plan.workload, input_tokens=prompt, output_tokens=output, cached_tokens=cached)
         steady = replace(
             plan.steady,
             input_tokens=prompt,
@@ -303,9 +312,7 @@ def with_prefix_hits(plan: CopyPlan) -> CopyPlan:
 
 
 def layouts_of(
-    instance: Instance,
-    degrees: Sequence[int] | None = None,
-    settings: Sequence[EngineSetting] = (AS_STATED,),
+    instance: Instance, degrees: Sequence[int] | None = None, settings: Sequence[EngineSetting] = (AS_STATED,)
 ) -> Iterator[Layout]:
     """The layouts of a machine: powers of two and the whole machine, or the given degrees."""
     found = []
@@ -323,9 +330,7 @@ def layouts_of(
     yield from sorted(found, key=lambda layout: layout.tensor_parallel)
 
 
-def plan_copy(
-    layout: Layout, workload: Workload, profile: EngineProfile, *, open_loop: bool
-) -> CopyPlan:
+def plan_copy(layout: Layout, workload: Workload, profile: EngineProfile, *, open_loop: bool) -> CopyPlan:
     """The scheduler and the speed of one copy; raises InputError with the reason if impossible."""
     setting, degree = layout.setting, layout.tensor_parallel
     workload = workload.under(setting)
@@ -354,13 +359,18 @@ def plan_copy(
     if workload.cached_tokens:
         config = replace(config, prefix_caching=True)
     steady = SteadyState(
-        model=model, input_tokens=workload.input_tokens, output_tokens=workload.output_tokens,
+        model=model,
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
         slots=slots_of(config, workload.input_tokens, workload.output_tokens),
-        open_loop=open_loop, batch_limit=config.max_rolling_batch_size,
-        overhead_s=profile.parameters.request_overhead_s, cached_tokens=workload.cached_tokens,
-        join_steps=max(0, config.max_waiting_tokens - 1), chunked=config.chunked_prefill,
+        open_loop=open_loop,
+        batch_limit=config.max_rolling_batch_size,
+        overhead_s=profile.parameters.request_overhead_s,
+        cached_tokens=workload.cached_tokens,
+        join_steps=max(0, config.max_waiting_tokens - 1),
+        chunked=config.chunked_prefill,
         step_tokens=config.max_rolling_batch_prefill_tokens,
-    )  # fmt: skip
+    )
     return with_prefix_hits(CopyPlan(config, steady, workload))
 
 
@@ -374,10 +384,14 @@ def slots_of(config: SchedulerConfig, input_tokens: int, output_tokens: int) -> 
 
 
 def split_layouts(
-    instances: Iterable[Instance], workload: Workload, profile: EngineProfile, *,
-    degrees: Sequence[int] | None, open_loop: bool,
+    instances: Iterable[Instance],
+    workload: Workload,
+    profile: EngineProfile,
+    *,
+    degrees: Sequence[int] | None,
+    open_loop: bool,
     settings: Sequence[EngineSetting] = (AS_STATED,),
-) -> tuple[list[tuple[Layout, CopyPlan]], list[Rejection]]:  # fmt: skip
+) -> tuple[list[tuple[Layout, CopyPlan]], list[Rejection]]:
     """Layouts that can run, each with its plan, and the others with their reasons.
 
     Raises InputError for a model or a number format that the engine does not load.

@@ -39,9 +39,7 @@ class PrefixTraffic:
     at: Callable[[float, int], Requests]
     rate_per_s: float | None = None
     keeps: bool = False
-    _known: dict[tuple[float, int], list[_Digested]] = field(
-        init=False, repr=False, default_factory=dict
-    )
+    _known: dict[tuple[float, int], list[_Digested]] = field(init=False, repr=False, default_factory=dict)
 
     def of_copy(self, rate_per_s: float, copies: int, seed: int) -> Requests:
         """The requests that one of so many copies gets, `rate_per_s` a copy.

@@ -61,11 +61,16 @@ _LARGEST_BLOCK = 1024  # in C each token of a block has a counter
 
 
 def follow(
-    steps: StepTimeModel | SpeculativeModel | Pricer, config: SchedulerConfig,
+    steps: StepTimeModel | SpeculativeModel | Pricer,
+    config: SchedulerConfig,
     load: Sequence[float] | NDArray[np.float64] | int,
-    lengths: Sequence[tuple[int, int] | CachedLengths], *, overhead_s: float = 0.0,
-    shared_tokens: int = 0, slower: float = 1.0, spacing_s: float = 0.0,
-) -> QueueRun:  # fmt: skip
+    lengths: Sequence[tuple[int, int] | CachedLengths],
+    *,
+    overhead_s: float = 0.0,
+    shared_tokens: int = 0,
+    slower: float = 1.0,
+    spacing_s: float = 0.0,
+) -> QueueRun:
     """One copy under requests in this order.
 
     load           when each is sent (an open loop), or users that send again when answered
@@ -130,10 +135,15 @@ def _native() -> Any:
 
 
 def _followed(
-    native: Any, model: StepTimeModel, config: SchedulerConfig, sends_s: Sequence[float],
-    lengths: Sequence[tuple[int, int] | CachedLengths], overhead_s: float, shared_tokens: int,
+    native: Any,
+    model: StepTimeModel,
+    config: SchedulerConfig,
+    sends_s: Sequence[float],
+    lengths: Sequence[tuple[int, int] | CachedLengths],
+    overhead_s: float,
+    shared_tokens: int,
     slower: float,
-) -> QueueRun | None:  # fmt: skip
+) -> QueueRun | None:
     """`follow` in C; None where that gives up, for Python to say why."""
     costs, price, window = model.costs, model.pricer(), model.costs.attention.window
     paged = config.kv_layout is KvLayout.PAGED

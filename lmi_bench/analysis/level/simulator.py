@@ -34,10 +34,18 @@ _TOKEN_ID = 0  # id of every generated token; simulated requests have no stop to
 
 
 def simulate_level(
-    spec: LevelSpec, requests: Requests, scheduler_config: SchedulerConfig, step_time: StepTime, *,
-    seed: int = 0, spacing_s: float = 0.0, replicas: int = 1, router: Router | None = None,
-    speculation: Speculation | None = None, overhead_s: float = 0.0,
-) -> LevelRun:  # fmt: skip
+    spec: LevelSpec,
+    requests: Requests,
+    scheduler_config: SchedulerConfig,
+    step_time: StepTime,
+    *,
+    seed: int = 0,
+    spacing_s: float = 0.0,
+    replicas: int = 1,
+    router: Router | None = None,
+    speculation: Speculation | None = None,
+    overhead_s: float = 0.0,
+) -> LevelRun:
     """Run one level in predicted time; no answer is too slow for its user.
 
     requests         the request of a number: its lengths, and for prefix caching its token ids
@@ -71,10 +79,14 @@ def starts_s(spec: LevelSpec, requests: Requests, seed: int, spacing_s: float) -
         limit_s = math.inf if spec.duration_s is None else spec.duration_s
         return takewhile(lambda at_s: at_s < limit_s, recorded)
     return arrival_times_s(
-        spec.rate_per_s, process=spec.load.arrivals, seed=seed + spec.repeat,
-        num_requests=spec.num_requests, duration_s=spec.duration_s, burstiness=spec.load.burstiness,
+        spec.rate_per_s,
+        process=spec.load.arrivals,
+        seed=seed + spec.repeat,
+        num_requests=spec.num_requests,
+        duration_s=spec.duration_s,
+        burstiness=spec.load.burstiness,
         ramp_s=spec.load.ramp_s,
-    )  # fmt: skip
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -283,9 +295,7 @@ class LevelRunner:
     def __post_init__(self) -> None:
         spec = self.spec
         self._users = ClosedLoop(
-            concurrency=spec.concurrency or 0,
-            num_requests=spec.num_requests,
-            duration_s=spec.duration_s,
+            concurrency=spec.concurrency or 0, num_requests=spec.num_requests, duration_s=spec.duration_s
         )
 
     def run(self, starts: Iterator[float]) -> None:

@@ -29,9 +29,7 @@ of 10 % is a latency error of 100 % there."""
 _HALVINGS = 40
 
 
-def bisect(
-    rises: Callable[[float], bool], low: float, high: float, steps: int
-) -> tuple[float, float]:
+def bisect(rises: Callable[[float], bool], low: float, high: float, steps: int) -> tuple[float, float]:
     """The interval after `steps` halvings; the middle becomes its lower end if `rises(middle)`."""
     for _ in range(steps):
         middle = (low + high) / 2
@@ -69,9 +67,7 @@ class SteadyState:
     prompt_step_s: float = field(init=False)
     new_tokens: int = field(init=False)
     _decode_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _prompts_s: dict[tuple[int, int], float] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
+    _prompts_s: dict[tuple[int, int], float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "new_tokens", self.input_tokens - self.cached_tokens)
@@ -236,10 +232,7 @@ class SteadyState:
 
     def binding(self, batch: float) -> Binding:
         """The part of the steps that takes most of the time of a request and its prompt."""
-        parts = (
-            (self.output_tokens - 1, self.decode_shape(batch)),
-            (max(1.0, batch), self.prompt_shape()),
-        )
+        parts = ((self.output_tokens - 1, self.decode_shape(batch)), (max(1.0, batch), self.prompt_shape()))
         spent_s = dict[Binding, float]()
         for steps, shape in parts:
             for part, seconds in self.model.explain(shape).seconds_by_limit().items():

@@ -73,8 +73,7 @@ class TwoPools:
     def __post_init__(self) -> None:
         if self.prefill_workers < 1 or self.decode_workers < 1:
             raise InputError(
-                f"{self.prefill_workers} prefill and {self.decode_workers} decode workers: each "
-                "pool needs at least one"
+                f"{self.prefill_workers} prefill and {self.decode_workers} decode workers: each pool needs at least one"
             )
         most = max(1, self.step_tokens // self.prefill.input_tokens)
         counts = {min(most, 1 << n) for n in range(most.bit_length() + 1)}
@@ -91,9 +90,7 @@ class TwoPools:
         load = min(_FULL, rate / self.prompts_per_s)
         servers = self.prefill_workers
         service_s = servers / self.prompts_per_s
-        queue_s = (
-            service_s * load ** (math.sqrt(2 * (servers + 1)) - 1) / (2 * servers * (1 - load))
-        )
+        queue_s = service_s * load ** (math.sqrt(2 * (servers + 1)) - 1) / (2 * servers * (1 - load))
         alone_s = self.overhead_s + self.prefill.prompt_step_s + self.transfer_s
         return PoolPoint(rate, alone_s + queue_s, tpot_s, batch, load)
 
@@ -126,9 +123,7 @@ class TwoPools:
         top = self.most
         if rate_per_s >= top.rate_per_s:
             return None
-        return self.at(
-            bisect(lambda b: self.at(b).rate_per_s < rate_per_s, 0.0, top.batch, _HALVINGS)[0]
-        )
+        return self.at(bisect(lambda b: self.at(b).rate_per_s < rate_per_s, 0.0, top.batch, _HALVINGS)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +138,22 @@ class _Received:
             StepShape(
                 decode_sequences=shape.decode_sequences + received,
                 decode_tokens=shape.decode_tokens + received,
-                decode_context_tokens=shape.decode_context_tokens
-                + shape.prefill_tokens
-                + shape.prefill_context_tokens,
+                decode_context_tokens=shape.decode_context_tokens + shape.prefill_tokens + shape.prefill_context_tokens,
             )
         )
 
 
 def simulate_pools(
-    spec: LevelSpec, requests: simulator.Requests, prefill: simulator.Pool, decode: simulator.Pool,
-    transfer_s: Callable[[int], float], *, seed: int = 0, overhead_s: float = 0.0, links: int = 1,
-) -> LevelRun:  # fmt: skip
+    spec: LevelSpec,
+    requests: simulator.Requests,
+    prefill: simulator.Pool,
+    decode: simulator.Pool,
+    transfer_s: Callable[[int], float],
+    *,
+    seed: int = 0,
+    overhead_s: float = 0.0,
+    links: int = 1,
+) -> LevelRun:
     """Run one level in predicted time.
 
     transfer_s  seconds in which the cache of a prompt of so many tokens moves
@@ -191,9 +191,7 @@ class _TwoPools(simulator.LevelRunner):
     decode: list[simulator.Replica]
     transfer_s: Callable[[int], float]
     _to_decode: Router = field(init=False, default_factory=LeastOutstanding)
-    _moving: list[tuple[float, int, simulator.SentRequest]] = field(
-        init=False, default_factory=list
-    )
+    _moving: list[tuple[float, int, simulator.SentRequest]] = field(init=False, default_factory=list)
 
     def _next_coming_s(self) -> float:
         sent_s = super()._next_coming_s()

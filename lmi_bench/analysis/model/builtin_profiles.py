@@ -83,9 +83,14 @@ _VERSION = re.compile(r"\bv?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def prior_of_engine(
-    engine: str, *, models: Collection[str], accelerators: Collection[str], open_loop: bool,
-    few_bits: bool = False, marks: Collection[str] = (),
-) -> EngineProfile:  # fmt: skip
+    engine: str,
+    *,
+    models: Collection[str],
+    accelerators: Collection[str],
+    open_loop: bool,
+    few_bits: bool = False,
+    marks: Collection[str] = (),
+) -> EngineProfile:
     """The profile to start a fit of that engine from.
 
     engine  name in a table, with its version if known; empty for the endpoints of 2023. The
@@ -135,10 +140,7 @@ def _halfway(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
     server's own time outside the steps does not."""
     own, other = profile.parameters, general.parameters
     weight = 0.0 if "amd" in profile.vendors else 0.5
-    middle = {
-        name: getattr(own, name) ** weight * getattr(other, name) ** (1 - weight)
-        for name in _OF_DEVICE
-    }
+    middle = {name: getattr(own, name) ** weight * getattr(other, name) ** (1 - weight) for name in _OF_DEVICE}
     return replace(profile, parameters=replace(own, **middle))
 
 
@@ -171,10 +173,7 @@ def _mixtures_only(models: Collection[str]) -> bool:
 
 
 def _has_seen(
-    profile: EngineProfile,
-    models: Collection[str],
-    accelerators: Collection[str],
-    marks: Collection[str],
+    profile: EngineProfile, models: Collection[str], accelerators: Collection[str], marks: Collection[str]
 ) -> bool:
     if profile.fitted_cells and marks:
         return not set(profile.fitted_cells).isdisjoint(marks)
@@ -206,8 +205,7 @@ def widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
         dtypes=(),
         compute_capability=0.0,
         log_sd={
-            name: min(general.log_sd.get(name, sd), max(2 * sd, _LEAST_LOG_SD))
-            for name, sd in profile.log_sd.items()
+            name: min(general.log_sd.get(name, sd), max(2 * sd, _LEAST_LOG_SD)) for name, sd in profile.log_sd.items()
         },
         log_correlation=(),
     )

@@ -50,9 +50,7 @@ class MemoryPlan:
         return self.memory_bytes - self.weight_bytes - self.reserve_bytes
 
 
-def memory_plan_for(
-    setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int
-) -> MemoryPlan:
+def memory_plan_for(setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int) -> MemoryPlan:
     """One rank's memory under the engine's share and reserve.
 
     B_max = floor((memory - weights - reserve) / KV bytes of a sequence)
@@ -60,8 +58,7 @@ def memory_plan_for(
     shape, split, degree = setup.shape, setup.parallelism, setup.tensor_parallel
     plan = MemoryPlan(
         setup.instance.accelerator.memory_bytes * profile.memory_share,
-        (memory.weight_bytes(shape, setup.dtype) / degree + setup.repeated_weight_bytes)
-        / split.pipeline,
+        (memory.weight_bytes(shape, setup.dtype) / degree + setup.repeated_weight_bytes) / split.pipeline,
         reserve_bytes_of(setup, profile),
         problem=tensor_parallel_problem(shape, setup.attention_degree),
     )
@@ -75,15 +72,9 @@ def memory_plan_for(
     full = setup.sequence_bytes(input_tokens + output_tokens, group) / split.pipeline
     half = setup.sequence_bytes(input_tokens + output_tokens / 2, group) / split.pipeline
     guaranteed, expected = (  # a sequence's cache is in one group, a share of it on each stage
-        split.attention_groups * max(0, math.floor(plan.kv_budget_bytes / each))
-        for each in (full, half)
+        split.attention_groups * max(0, math.floor(plan.kv_budget_bytes / each)) for each in (full, half)
     )
-    plan = replace(
-        plan,
-        kv_bytes_per_sequence=full,
-        sequences_guaranteed=guaranteed,
-        sequences_expected=expected,
-    )
+    plan = replace(plan, kv_bytes_per_sequence=full, sequences_guaranteed=guaranteed, sequences_expected=expected)
     return plan if guaranteed > 0 else replace(plan, problem=_misfit(setup, plan))
 
 
@@ -121,14 +112,10 @@ def reserve_bytes_of(setup: Setup, profile: EngineProfile) -> float:
     width = max(shape.ffn_size, shape.experts_per_token * shape.expert_ffn_size)
     token_bytes = _ACTIVATION_BYTES * (2 * shape.hidden_size + 3 * width / setup.tensor_parallel)
     logits = min(limits.max_batch_size, limits.max_prefill_tokens) * shape.vocab_size
-    return (
-        profile.reserve_bytes + limits.max_prefill_tokens * token_bytes + 2 * _LOGIT_BYTES * logits
-    )
+    return profile.reserve_bytes + limits.max_prefill_tokens * token_bytes + 2 * _LOGIT_BYTES * logits
 
 
-def in_groups(
-    profile: EngineProfile, parallelism: Parallelism, *, prompts_alone: bool = False
-) -> EngineProfile:
+def in_groups(profile: EngineProfile, parallelism: Parallelism, *, prompts_alone: bool = False) -> EngineProfile:
     """The profile with the limits of all attention groups: each has a scheduler's sequences.
 
     Engines whose prompts pause decoding (SGLang) share out the tokens of a prompt step instead, but
@@ -139,9 +126,7 @@ def in_groups(
         return profile
     tokens = groups if profile.chunked_prefill or prompts_alone else 1
     return replace(
-        profile,
-        max_batch_size=groups * profile.max_batch_size,
-        max_prefill_tokens=tokens * profile.max_prefill_tokens,
+        profile, max_batch_size=groups * profile.max_batch_size, max_prefill_tokens=tokens * profile.max_prefill_tokens
     )
 
 
@@ -167,23 +152,16 @@ def scheduler_config_for(
     return _with_host(setup, profile, config) if profile.host_cache_bytes else config
 
 
-def scheduler_with(
-    profile: EngineProfile, cache_tokens: float, max_total_tokens: int
-) -> SchedulerConfig:
+def scheduler_with(profile: EngineProfile, cache_tokens: float, max_total_tokens: int) -> SchedulerConfig:
     """The profile's scheduler over a cache that holds at least one request."""
     return SchedulerConfig(
-        num_blocks=max(
-            math.floor(cache_tokens / profile.block_size),
-            math.ceil(max_total_tokens / profile.block_size),
-        ),
+        num_blocks=max(math.floor(cache_tokens / profile.block_size), math.ceil(max_total_tokens / profile.block_size)),
         block_size=profile.block_size,
         max_model_len=max_total_tokens,
         kv_layout=profile.kv_layout,
         max_rolling_batch_size=profile.max_batch_size,
         max_rolling_batch_prefill_tokens=(
-            profile.max_prefill_tokens
-            if profile.chunked_prefill
-            else max(profile.max_prefill_tokens, max_total_tokens)
+            profile.max_prefill_tokens if profile.chunked_prefill else max(profile.max_prefill_tokens, max_total_tokens)
         ),
         chunked_prefill=profile.chunked_prefill,
         max_waiting_tokens=0 if profile.chunked_prefill else profile.max_waiting_tokens,
@@ -344,15 +322,17 @@ def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofl
     peak = accelerator.peak_flop_per_s(compute_dtype(accelerator, setup.dtype))
     bandwidth = accelerator.bandwidth_bytes_per_s
     if peak is None or bandwidth is None:
-        raise InputError(
-            f"no source states the bandwidth and {setup.dtype} peak of {accelerator.name}"
-        )
+        raise InputError(f"no source states the bandwidth and {setup.dtype} peak of {accelerator.name}")
     context, shape = input_tokens + output_tokens / 2, setup.shape
     weight_bytes = memory.weight_bytes(shape, setup.dtype)
     bits = memory.weight_format(setup.dtype).bits  # that every format has for experts
     expert_bytes = memory.expert_params(shape) * bits / memory.BITS_PER_BYTE
     return Roofline(
-        peak, bandwidth, weight_bytes / devices, context * kv_bytes_of(setup, context),
-        FLOP_PER_PARAMETER * shape.params_active / devices, expert_bytes / weight_bytes,
+        peak,
+        bandwidth,
+        weight_bytes / devices,
+        context * kv_bytes_of(setup, context),
+        FLOP_PER_PARAMETER * shape.params_active / devices,
+        expert_bytes / weight_bytes,
         1 - shape.experts_per_token / shape.experts if expert_bytes else 0.0,
-    )  # fmt: skip
+    )

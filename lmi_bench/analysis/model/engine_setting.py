@@ -72,9 +72,7 @@ class EngineSetting:
             if flag and count is not None and count < 1:
                 raise InputError(f"{flag} must be at least 1, got {count}")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
-            raise InputError(
-                f"--memory-share must be above 0 and at most 1, got {self.memory_share:g}"
-            )
+            raise InputError(f"--memory-share must be above 0 and at most 1, got {self.memory_share:g}")
         if self.dtype is not None:
             weight_format(self.dtype)
         if self.kv_dtype is not None:
@@ -189,9 +187,8 @@ def has_graphs(profile: EngineProfile) -> bool:
 
 
 def settings_of(
-    axes: Mapping[str, Iterable[Any]], *, dtype: str, profile: EngineProfile,
-    shape: ModelShape | None = None,
-) -> tuple[EngineSetting, ...]:  # fmt: skip
+    axes: Mapping[str, Iterable[Any]], *, dtype: str, profile: EngineProfile, shape: ModelShape | None = None
+) -> tuple[EngineSetting, ...]:
     """Every combination once; a value equal to the workload's or the profile's becomes None.
 
     axes   values to choose from, by the field of `EngineSetting`; without any: as it is
@@ -202,18 +199,20 @@ def settings_of(
     Raises InputError for more than MOST_SETTINGS combinations or an impossible value.
     """
     applies: dict[str, Any] = {
-        "dtype": weight_format(dtype).name, "memory_share": profile.memory_share,
-        "cuda_graphs": has_graphs(profile), "expert_parallel": False, "dp_attention": False,
-        "pipeline": 1, "hosts": 1,
-    }  # fmt: skip
+        "dtype": weight_format(dtype).name,
+        "memory_share": profile.memory_share,
+        "cuda_graphs": has_graphs(profile),
+        "expert_parallel": False,
+        "dp_attention": False,
+        "pipeline": 1,
+        "hosts": 1,
+    }
     if profile.defaults == "":  # else a device may have less than the profile says
         applies |= {name: getattr(profile, name) for name in _OF_A_PROFILE}
     usual = kv_bytes_per_value(dtype)  # that engines choose with such weights
     named: dict[str, Callable[[Any], Any]] = {
         "dtype": lambda name: weight_format(name).name,
-        "kv_dtype": lambda name: (
-            None if kv_bytes_per_value(dtype, name) == usual else name.strip().lower()
-        ),
+        "kv_dtype": lambda name: None if kv_bytes_per_value(dtype, name) == usual else name.strip().lower(),
     }
     names = [item.name for item in fields(EngineSetting)]
     columns = []

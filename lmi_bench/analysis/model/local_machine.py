@@ -72,11 +72,16 @@ class MeasuredMachine:
                 fp32_flop_per_s=self.fp32_flop_per_s,
                 notes=f"{platform.machine()}, {self.cores} cores",
             ),
-            num_accelerators=1, link=NO_LINK, vcpus=self.cores, host_memory_bytes=self.memory_bytes,
-            price_usd_per_hour=price_usd_per_hour, price_region=LOCAL_NAME if priced else "",
+            num_accelerators=1,
+            link=NO_LINK,
+            vcpus=self.cores,
+            host_memory_bytes=self.memory_bytes,
+            price_usd_per_hour=price_usd_per_hour,
+            price_region=LOCAL_NAME if priced else "",
             price_date=self.measured_date if priced else "",
-            price_source="given by the user" if priced else "", source=source,
-        )  # fmt: skip
+            price_source="given by the user" if priced else "",
+            source=source,
+        )
 
 
 def probe_machine() -> MeasuredMachine:

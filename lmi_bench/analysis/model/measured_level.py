@@ -14,9 +14,8 @@ from lmi_bench.core.load import Load
 from lmi_bench.models.shape import ModelShape
 
 Metric = Literal[
-    "throughput_tokens_per_s", "latency_p90_s_per_token", "latency_mean_s_per_token", "ttft_mean_s",
-    "tpot_mean_s",
-]  # fmt: skip
+    "throughput_tokens_per_s", "latency_p90_s_per_token", "latency_mean_s_per_token", "ttft_mean_s", "tpot_mean_s"
+]
 MEASURED: tuple[Metric, ...] = get_args(Metric)
 
 LENGTH_SPREAD = 0.1
@@ -128,11 +127,17 @@ def marks_of(cells: Iterable[MeasuredLevel]) -> frozenset[str]:
     marks = set()
     for cell in cells:
         load = (
-            cell.setup.shape.name, cell.setup.instance.accelerator.name, cell.setup.tensor_parallel,
+            cell.setup.shape.name,
+            cell.setup.instance.accelerator.name,
+            cell.setup.tensor_parallel,
             *filter(None, [cell.setup.parallelism.label]),
-            *([] if cell.prefill is None else [f"{cell.prefill.workers} prefill"]), cell.replicas,
-            cell.input_tokens, cell.output_tokens, cell.concurrency, cell.rate_per_s,
-        )  # fmt: skip
+            *([] if cell.prefill is None else [f"{cell.prefill.workers} prefill"]),
+            cell.replicas,
+            cell.input_tokens,
+            cell.output_tokens,
+            cell.concurrency,
+            cell.rate_per_s,
+        )
         for metric in MEASURED:
             value: float | None = getattr(cell, metric)
             if value is not None:
@@ -216,6 +221,4 @@ def _machine(where: Mapping[str, Any], machine: MeasuredMachine | None) -> Insta
     try:
         return find_instance(name)
     except InputError:
-        return bare_machine(
-            find_accelerator(str(where["accelerator"])), int(where["num_accelerators"])
-        )
+        return bare_machine(find_accelerator(str(where["accelerator"])), int(where["num_accelerators"]))

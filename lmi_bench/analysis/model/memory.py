@@ -51,8 +51,7 @@ _FORMATS: Final = {
     for row in _ROWS
 }
 _ALIASES, _KV_ALIASES = (
-    {alias: row["name"] for row in _ROWS for alias in row[column].split()}
-    for column in ("aliases", "cache_aliases")
+    {alias: row["name"] for row in _ROWS for alias in row[column].split()} for column in ("aliases", "cache_aliases")
 )
 
 
@@ -145,9 +144,7 @@ def kv_bytes_per_value(dtype: str, kv_dtype: str | None = None) -> float:
     word = kv_dtype.strip().lower()
     name = (_ALIASES | _KV_ALIASES).get(word, word)
     if name not in _KV_FORMATS:
-        raise InputError(
-            f"KV cache dtype {kv_dtype!r} is not known; use one of {', '.join(_KV_FORMATS)}"
-        )
+        raise InputError(f"KV cache dtype {kv_dtype!r} is not known; use one of {', '.join(_KV_FORMATS)}")
     return _FORMATS[name].bits / BITS_PER_BYTE
 
 
@@ -205,9 +202,8 @@ def kv_bytes_per_token(
 
 
 def kv_bytes_per_sequence(
-    shape: ModelShape, context_tokens: float, *, bytes_per_value: float = KV_BYTES_PER_VALUE,
-    tensor_parallel: int = 1,
-) -> float:  # fmt: skip
+    shape: ModelShape, context_tokens: float, *, bytes_per_value: float = KV_BYTES_PER_VALUE, tensor_parallel: int = 1
+) -> float:
     """Bytes of a sequence of `context_tokens` on each rank, with its constant state.
 
     Llama 2 7B at 4096 tokens in FP16: 0.5 MiB * 4096 = 2 GiB.
@@ -219,9 +215,14 @@ def kv_bytes_per_sequence(
 
 
 def min_devices(
-    shape: ModelShape, *, memory_bytes: float, batch: int, tokens_per_sequence: float,
-    dtype: str = "float16", most: int = 64,
-) -> int | None:  # fmt: skip
+    shape: ModelShape,
+    *,
+    memory_bytes: float,
+    batch: int,
+    tokens_per_sequence: float,
+    dtype: str = "float16",
+    most: int = 64,
+) -> int | None:
     """Fewest devices that fit the weights and the cache of `batch` sequences; None beyond `most`.
 
     Only degrees that divide the heads count.

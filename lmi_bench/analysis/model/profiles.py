@@ -231,17 +231,14 @@ class EngineProfile:
         """Warnings about extrapolations of this profile to that device and engine version."""
         warnings = []
         if accelerator not in self.accelerators:
-            known = (
-                f"but on {', '.join(self.accelerators)}" if self.accelerators else "or elsewhere"
-            )
+            known = f"but on {', '.join(self.accelerators)}" if self.accelerators else "or elsewhere"
             warnings.append(
                 f"profile {self.label} was not fitted on {accelerator} {known}: its shares of the "
                 "peak rates are assumed there"
             )
         if engine_version is not None and not _same_version(engine_version, self.version):
             warnings.append(
-                f"profile {self.label} is not for version {engine_version}: "
-                "calibrate on a sweep of that version"
+                f"profile {self.label} is not for version {engine_version}: calibrate on a sweep of that version"
             )
         return warnings
 
@@ -264,9 +261,7 @@ class EngineProfile:
         if known:
             correlation[:known, :known] = self.log_correlation
         own_sd = np.array([self.log_sd.get(names[index], 0.0) for index in own])
-        covariance[np.ix_(own, own)] = correlation[np.ix_(places, places)] * np.outer(
-            own_sd, own_sd
-        )
+        covariance[np.ix_(own, own)] = correlation[np.ix_(places, places)] * np.outer(own_sd, own_sd)
         return covariance
 
 
@@ -279,9 +274,7 @@ def log_value(profile: EngineProfile, name: str) -> float:
     return math.log(max(getattr(profile.parameters, name), 1e-12))
 
 
-def with_logs(
-    base: EngineProfile, names: Sequence[str], logs: NDArray[np.float64]
-) -> EngineProfile:
+def with_logs(base: EngineProfile, names: Sequence[str], logs: NDArray[np.float64]) -> EngineProfile:
     """The base profile with these logarithms of the named parameters."""
     values = {name: getattr(base.parameters, name) for name in PARAMETER_NAMES}
     hosts = dict(base.host_factors)
@@ -301,9 +294,7 @@ def _same_version(one: str, other: str) -> bool:
     `other` may be a range, such as `0.12 to 0.19`, with versions of two parts.
     """
     first, _, last = other.partition(" to ")
-    own, low, high = (
-        text.strip().lower().removeprefix("v").split(".") for text in (one, first, last)
-    )
+    own, low, high = (text.strip().lower().removeprefix("v").split(".") for text in (one, first, last))
     if last and all(part.isdecimal() for part in (*own[:2], *low, *high)):
         return [*map(int, low)] <= [*map(int, own[:2])] <= [*map(int, high)]
     return all(left == right for left, right in zip(own, low, strict=False))
@@ -356,9 +347,7 @@ def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
     values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
     if values.get("machine") is not None:
         values["machine"] = MeasuredMachine(**values["machine"])
-    values["levels"] = tuple(
-        cell_from_json(each, values.get("machine")) for each in values.get("levels", ())
-    )
+    values["levels"] = tuple(cell_from_json(each, values.get("machine")) for each in values.get("levels", ()))
     check_types(EngineProfile, values, "the profile")
     return EngineProfile(**values)
 
@@ -446,11 +435,7 @@ def carried(profile: EngineProfile, setups: Iterable[Setup]) -> EngineProfile:
             added["pcie_share"] = max(doubt, added.get("pcie_share", 0.0))
     if not added:
         return profile
-    wider = {
-        name: math.hypot(profile.log_sd[name], sd)
-        for name, sd in added.items()
-        if profile.log_sd.get(name)
-    }
+    wider = {name: math.hypot(profile.log_sd[name], sd) for name, sd in added.items() if profile.log_sd.get(name)}
     return replace(profile, log_sd={**profile.log_sd, **wider})
 
 

@@ -52,9 +52,7 @@ class Parallelism:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.network_bytes_per_s > 0:
-            raise InputError(
-                f"the network between hosts must have a rate, got {self.network_bytes_per_s:g}"
-            )
+            raise InputError(f"the network between hosts must have a rate, got {self.network_bytes_per_s:g}")
 
     @property
     def stage_hosts(self) -> int:
@@ -124,9 +122,7 @@ def busiest_rank_sd(ranks: int) -> float:
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-def expert_exchange(
-    setup: Setup, *, link_bytes_per_s: float, latency_s: float
-) -> tuple[float, float]:
+def expert_exchange(setup: Setup, *, link_bytes_per_s: float, latency_s: float) -> tuple[float, float]:
     """Seconds to start sending a layer's tokens to their experts and back, and seconds for each
     row of a batch spread over the ranks."""
     shape, parallelism, ranks = setup.shape, setup.parallelism, setup.tensor_parallel
@@ -204,9 +200,7 @@ class Speculation:
         }
 
     @classmethod
-    def by_own_layer(
-        cls, shape: ModelShape, draft_tokens: int, acceptance: float = ACCEPTANCE
-    ) -> Speculation:
+    def by_own_layer(cls, shape: ModelShape, draft_tokens: int, acceptance: float = ACCEPTANCE) -> Speculation:
         """Drafts by the model's own layer; raises InputError for a model without one."""
         if not shape.mtp_layers:
             names = [each.shape.name for each in all_model_entries() if each.shape.mtp_layers]
@@ -241,10 +235,17 @@ def next_token_layer(shape: ModelShape) -> ModelShape:
     active = min(per_layer, (shape.params_active - tables) // shape.num_layers) + joins
     per_layer += joins
     return replace(
-        shape, name=f"{shape.name} (next tokens)", num_layers=1, full_attention_layers=None,
-        cacheless_layers=0, state_bytes=0, sparse_layers=min(1, shape.sparse_layers),
-        encoder_params=0, params_total=per_layer + tables, params_active=active + tables,
-    )  # fmt: skip
+        shape,
+        name=f"{shape.name} (next tokens)",
+        num_layers=1,
+        full_attention_layers=None,
+        cacheless_layers=0,
+        state_bytes=0,
+        sparse_layers=min(1, shape.sparse_layers),
+        encoder_params=0,
+        params_total=per_layer + tables,
+        params_active=active + tables,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +322,7 @@ class Setup:
         """Bytes of a sequence's cache on each of so many devices with its attention, of all
         stages."""
         value_bytes = memory.kv_bytes_per_value(self.dtype, self.kv_dtype)
-        return memory.kv_bytes_per_sequence(
-            self.shape, tokens, bytes_per_value=value_bytes, tensor_parallel=devices
-        )
+        return memory.kv_bytes_per_sequence(self.shape, tokens, bytes_per_value=value_bytes, tensor_parallel=devices)
 
     @property
     def draft(self) -> ModelShape | None:

@@ -24,9 +24,7 @@ def acceptance_of_counts(drafted: int, accepted: int, draft_tokens: int) -> floa
     accepted / drafted = (a + a ** 2 + ... + a ** k) / k, solved for a
     """
     if drafted < 1 or not 0 <= accepted <= drafted:
-        raise InputError(
-            f"{accepted} of {drafted} drafted tokens were accepted: no acceptance follows from that"
-        )
+        raise InputError(f"{accepted} of {drafted} drafted tokens were accepted: no acceptance follows from that")
     share = accepted / drafted
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
@@ -110,9 +108,7 @@ class SpeculativeModel:
         draft = None if self.draft is None else self.draft.pricer()
         more, gain = self.speculation.draft_tokens, self.speculation.tokens_per_step
 
-        def priced(
-            rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
-        ) -> float:
+        def priced(rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int) -> float:
             context_all = context + more * rows
             every = (more + 1) * rows
             decode_s = 0.0

@@ -286,16 +286,17 @@ def _split_costs(setup: Setup) -> SplitCosts | None:
     routed = memory.expert_params(shape) * shape.experts_per_token / max(1, shape.experts)
     spreads = parallelism.expert_parallel and ranks > 1
     return SplitCosts(
-        groups=parallelism.attention_groups, attention_share=attention_params(shape) / linear,
-        stages=parallelism.pipeline, busiest=busiest_rank_sd(ranks) if spreads else 0.0,
-        experts=shape.experts / ranks, expert_share=routed / linear,
+        groups=parallelism.attention_groups,
+        attention_share=attention_params(shape) / linear,
+        stages=parallelism.pipeline,
+        busiest=busiest_rank_sd(ranks) if spreads else 0.0,
+        experts=shape.experts / ranks,
+        expert_share=routed / linear,
         rows_per_expert_row=ranks / max(1, shape.experts_per_token),
-    )  # fmt: skip
+    )
 
 
-def _exchanges(
-    setup: Setup, parameters: StepParameters, reduces_per_layer: int
-) -> tuple[float, float]:
+def _exchanges(setup: Setup, parameters: StepParameters, reduces_per_layer: int) -> tuple[float, float]:
     """Seconds of a step's exchanges between devices, and more for each row."""
     shape, parallelism, ranks = setup.shape, setup.parallelism, setup.tensor_parallel
     row_bytes = shape.hidden_size * _ACTIVATION_BYTES
@@ -347,12 +348,15 @@ def _product_costs(setup: Setup, parameters: StepParameters, rates: _Rates) -> P
     widening_s = rates.widening_ops * (params.experts + params.packed) / rates.vector_op_per_s
     head_params = shape.vocab_size * shape.hidden_size
     return ProductCosts(
-        read_s=read_s / tensor_parallel, expert_share=params.experts * param_s / read_s,
-        unread_share=unread_share, rows_read=1 / parameters.rows_read_share,
+        read_s=read_s / tensor_parallel,
+        expert_share=params.experts * param_s / read_s,
+        unread_share=unread_share,
+        rows_read=1 / parameters.rows_read_share,
         token_s=_FLOP_PER_PARAMETER * token_s / tensor_parallel,
         head_s=_FLOP_PER_PARAMETER * head_params / (tensor_parallel * rates.full_flop_per_s),
-        widening_share=widening_s / read_s, widening_rows=_WIDENING_ROWS / (1 - unread_share),
-    )  # fmt: skip
+        widening_share=widening_s / read_s,
+        widening_rows=_WIDENING_ROWS / (1 - unread_share),
+    )
 
 
 def _widened_first(narrow: ProductCosts, setup: Setup, rates: _Rates) -> ProductCosts:
@@ -365,8 +369,7 @@ def _widened_first(narrow: ProductCosts, setup: Setup, rates: _Rates) -> Product
         rows_read=1.0,
         token_s=narrow.token_s * rates.flop_per_s / rates.full_flop_per_s,
         widening_share=0.0,
-        first_s=(wide_bytes + params.packed * rates.weight_bytes)
-        / (ranks * rates.weight_bytes_per_s),
+        first_s=(wide_bytes + params.packed * rates.weight_bytes) / (ranks * rates.weight_bytes_per_s),
     )
 
 
@@ -389,11 +392,14 @@ def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> Att
     if processors is not None and not profile.split_attention:  # a block for each KV head
         busy_rows = processors / memory.kv_heads_per_rank(shape, tensor_parallel)
     return AttentionCosts(
-        decode_read_s=read_s * reads, prompt_read_s=read_s,
+        decode_read_s=read_s * reads,
+        prompt_read_s=read_s,
         pair_s=head_pair_s * (shape.latent_kv_dim or shape.head_dim),
         prompt_pair_s=head_pair_s * shape.head_dim,
-        widening_s=values * narrow / rates.vector_op_per_s, window=window, sliding_share=limited,
+        widening_s=values * narrow / rates.vector_op_per_s,
+        window=window,
+        sliding_share=limited,
         sliding_pairs=limited if shape.sparse_tokens or not layers else 1 - growing / layers,
         row_s=2 * shape.state_bytes / (tensor_parallel * rates.read_bytes_per_s),
         busy_rows=busy_rows,
-    )  # fmt: skip
+    )

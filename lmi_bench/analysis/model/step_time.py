@@ -94,9 +94,7 @@ class StepParts:
         return {of_kernels: kernels_s, "link": self.all_reduce_s, "host": serial_s}
 
 
-Counted = Callable[
-    [Amount, Amount, Amount, Amount, Amount, Amount, Amount, float], "Seconds[Amount]"
-]
+Counted = Callable[[Amount, Amount, Amount, Amount, Amount, Amount, Amount, float], "Seconds[Amount]"]
 """Arguments: decoding sequences, their context tokens; prompts, their tokens, pairs and cached
 tokens; rows of all decoding sequences, and of each: more than one with drafted tokens."""
 
@@ -136,9 +134,7 @@ def _fullest_group(groups: int, sequences: Amount, larger: Larger[Amount]) -> Am
     return larger(1 / mean, 1 + 0.5 / mean)
 
 
-def _busiest(
-    split: SplitCosts, unread: Amount, rows: Amount, larger: Larger[Amount]
-) -> tuple[Amount, Amount]:
+def _busiest(split: SplitCosts, unread: Amount, rows: Amount, larger: Larger[Amount]) -> tuple[Amount, Amount]:
     """Experts that the busiest device leaves unread, and the further part of a row's products.
 
     Of E experts a device reads a binomial number, and its rows are a Poisson number; of n devices
@@ -163,9 +159,15 @@ def step_sum(costs: StepCosts, larger: Larger[Amount]) -> Counted[Amount]:
     share_s = 0.0 if split is None else costs.products.token_s * split.attention_share
 
     def seconds(
-        rows: Amount, context: Amount, prompts: Amount, tokens: Amount, pairs: Amount,
-        cached: Amount, drafted: Amount, each: float,
-    ) -> Seconds[Amount]:  # fmt: skip
+        rows: Amount,
+        context: Amount,
+        prompts: Amount,
+        tokens: Amount,
+        pairs: Amount,
+        cached: Amount,
+        drafted: Amount,
+        each: float,
+    ) -> Seconds[Amount]:
         sequences = rows
         if split is not None and split.stages > 1:
             part = _stage_part(split.stages, rows, larger)
@@ -199,9 +201,7 @@ def step_sum(costs: StepCosts, larger: Larger[Amount]) -> Counted[Amount]:
     return seconds
 
 
-def _products(
-    costs: StepCosts, larger: Larger[Amount]
-) -> Callable[[Amount, Amount], tuple[Amount, Amount]]:
+def _products(costs: StepCosts, larger: Larger[Amount]) -> Callable[[Amount, Amount], tuple[Amount, Amount]]:
     """Reads of weights and arithmetic with them, by all tokens of a step and rows of its head."""
     products, split = costs.products, costs.split
     read_s, expert_share = products.read_s, products.expert_share
@@ -235,9 +235,7 @@ def _attention(
     pair_s, prompt_pair_s = attention.pair_s, attention.prompt_pair_s
     convert_s, busy = attention.widening_s, attention.busy_rows
 
-    def seconds(
-        rows: Amount, context: Amount, cached: Amount, pairs: Amount, each: float
-    ) -> tuple[Amount, Amount]:
+    def seconds(rows: Amount, context: Amount, cached: Amount, pairs: Amount, each: float) -> tuple[Amount, Amount]:
         decode_s = decode_read_s * context
         if busy > 1:  # a block for each sequence and head leaves multiprocessors idle
             one = 0 * rows + 1.0
@@ -284,9 +282,7 @@ class StepTimeModel:
         """The step's time by part."""
         costs, rows = self.costs, step.decode_sequences
         every = step.num_tokens
-        weights_s, linear_s, kv_s, attention_s, _, total_s = self.drafted(
-            counts_of(step), step.decode_tokens
-        )
+        weights_s, linear_s, kv_s, attention_s, _, total_s = self.drafted(counts_of(step), step.decode_tokens)
         if costs.many is not None and every >= costs.many_rows:
             weights_s = costs.many.products.first_s
         return StepParts(
@@ -338,9 +334,7 @@ class StepTimeModel:
         host_s, host_row_s = self.costs.host_s, self.costs.host_row_s
         lines, line_of = self._lines, self.decode_line
 
-        def price(
-            rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
-        ) -> float:
+        def price(rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int) -> float:
             if tokens:
                 return seconds(rows, context, prompts, tokens, pairs, cached, rows, 1.0)[5]
             gpu_s, token_s = lines.get(rows) or line_of(rows)
@@ -351,9 +345,7 @@ class StepTimeModel:
 
         return price
 
-    def drafted(
-        self, counts: tuple[int, int, int, int, float, int], drafted: int
-    ) -> Seconds[float]:
+    def drafted(self, counts: tuple[int, int, int, int, float, int], drafted: int) -> Seconds[float]:
         """A step in which the decoding sequences have `drafted` rows in all; the last: its time."""
         rows = counts[0]
         return self._seconds(*counts, drafted, drafted / rows if rows else 1.0)

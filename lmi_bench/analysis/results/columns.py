@@ -77,15 +77,9 @@ class Columns:
             "tpot": ((end_s - first_s) / np.maximum(self.tokens - 1, 1), self._has_gaps),
             "e2e": (end_s - start_s, self.ok),
             "e2e_from_sent": (end_s - self.sent_s, self.ok),
-            "latency_per_token": (
-                (end_s - start_s) / np.maximum(self.tokens, 1),
-                has_tokens & (self.tokens > 0),
-            ),
+            "latency_per_token": ((end_s - start_s) / np.maximum(self.tokens, 1), has_tokens & (self.tokens > 0)),
         }
-        return {
-            metric: np.where(self.ok & known, values_s, np.nan)
-            for metric, (values_s, known) in shown.items()
-        }
+        return {metric: np.where(self.ok & known, values_s, np.nan) for metric, (values_s, known) in shown.items()}
 
     @property
     def _token_events(self) -> Values:
@@ -150,17 +144,36 @@ def columns_of(records: Sequence[RequestRecord] | Columns) -> Columns:
         return records
     if not isinstance(records, StoredRecords):
         return _columns(
-            (r.status, r.due_s, r.sent_s, r.ended_s, r.exchange.first_answer_s, r.output_tokens,
-             r.exchange.streamed, r.token_times_s, r.exchange.token_counts, r.at_start)
+            (
+                r.status,
+                r.due_s,
+                r.sent_s,
+                r.ended_s,
+                r.exchange.first_answer_s,
+                r.output_tokens,
+                r.exchange.streamed,
+                r.token_times_s,
+                r.exchange.token_counts,
+                r.at_start,
+            )
             for r in records
-        )  # fmt: skip
+        )
     if records.kept is None:
         records.kept = _columns(
-            (each["status"], each["due_s"], each["sent_s"], each.get("ended_s"),
-             each.get("first_answer_s"), each["output_tokens"], each.get("streamed", True),
-             each["token_times_s"], each["token_counts"], each.get("at_start", False))
+            (
+                each["status"],
+                each["due_s"],
+                each["sent_s"],
+                each.get("ended_s"),
+                each.get("first_answer_s"),
+                each["output_tokens"],
+                each.get("streamed", True),
+                each["token_times_s"],
+                each["token_counts"],
+                each.get("at_start", False),
+            )
             for each in records.lines
-        )  # fmt: skip
+        )
     kept: Columns = records.kept
     return kept
 

@@ -128,9 +128,7 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
             f"{a.path} and {b.path} have no valid level in common: {_loads(left)} against "
             f"{_loads(right)}; run both with the same loads, and invalid levels again"
         )
-    return _sure_together(
-        [each for key in common for each in _compare_level(key, left[key], right[key], seed=seed)]
-    )
+    return _sure_together([each for key in common for each in _compare_level(key, left[key], right[key], seed=seed)])
 
 
 def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
@@ -226,9 +224,7 @@ def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> 
     return differences
 
 
-def _compare_throughput(
-    blank: Difference, a: _Side, b: _Side, rng: np.random.Generator
-) -> Difference:
+def _compare_throughput(blank: Difference, a: _Side, b: _Side, rng: np.random.Generator) -> Difference:
     """Tokens per second; draws keep what a side kept fixed: its users, or its sends at a rate.
 
     A level of users ends when its last user does, so each draw assigns its requests to users anew;
@@ -270,9 +266,7 @@ def _worked_through_s(e2e_s: FloatArray, users: int) -> FloatArray:
     return ended_s
 
 
-def _compare_latency(
-    blank: Difference, a: _Side, b: _Side, rng: np.random.Generator
-) -> list[Difference]:
+def _compare_latency(blank: Difference, a: _Side, b: _Side, rng: np.random.Generator) -> list[Difference]:
     values = [side.columns.by_request_ms(blank.metric, open_loop=side.open_loop) for side in (a, b)]
     pooled = [np.concatenate(side) if side else np.empty(0) for side in values]
     gaps = blank.metric == "itl"
@@ -294,9 +288,7 @@ def _compare_latency(
     return differences
 
 
-def _of_draws(
-    own: Sequence[FloatArray], chosen: NDArray[np.int64]
-) -> Callable[[float], FloatArray]:
+def _of_draws(own: Sequence[FloatArray], chosen: NDArray[np.int64]) -> Callable[[float], FloatArray]:
     """The linear quantile of each draw of requests, whose values are sorted only once.
 
     chosen  shape (draws, requests): positions of the drawn requests
@@ -321,9 +313,7 @@ def _of_draws(
     return lambda quantile: np.concatenate([of_draws(block, quantile) for block in blocks])
 
 
-def _draws(
-    a: _Side, b: _Side, resamples: int, rng: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _draws(a: _Side, b: _Side, resamples: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positions of the resampled requests on both sides, in pairs where nearly all have a pair."""
     first, second = list(a.records), list(b.records)
     places = {key: place for place, key in enumerate(second)}
@@ -351,9 +341,16 @@ def _judge(blank: Difference, points: Sequence[float], drawn: Sequence[FloatArra
         verdict = "faster" if better else "slower"
     noise = float(np.std(np.log(kept[kept > 0])))
     return replace(
-        blank, a=a, b=b, change=b / a - 1, low=low, high=high, verdict=verdict, noise=noise,
+        blank,
+        a=a,
+        b=b,
+        change=b / a - 1,
+        low=low,
+        high=high,
+        verdict=verdict,
+        noise=noise,
         p_value=_chance(b / a, noise),
-    )  # fmt: skip
+    )
 
 
 def _chance(ratio: float, noise: float) -> float:

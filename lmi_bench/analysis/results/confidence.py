@@ -60,9 +60,7 @@ class CalibrationTable:
     @property
     def expected_error(self) -> float:
         """Expected calibration error: mean of |confidence - share right| over all answers."""
-        return math.fsum(
-            row.count / self.count * abs(row.mean_confidence - row.right_frac) for row in self.rows
-        )
+        return math.fsum(row.count / self.count * abs(row.mean_confidence - row.right_frac) for row in self.rows)
 
 
 def calibration_table(results: Sequence[tuple[float, bool]]) -> CalibrationTable:

@@ -67,9 +67,14 @@ class StopWhen:
         within = off_ms / value_ms if value_ms else float(off_ms > 0)
         within = max(within, float(first < 1 or last >= independent))  # 1: nothing bounds a side
         return KnownQuantile(
-            metric=str(self), asked=self.share, within=within, low_ms=low_ms, high_ms=high_ms,
-            requests=ordered.size, looks=self.looks.index(ordered.size) + 1,
-        )  # fmt: skip
+            metric=str(self),
+            asked=self.share,
+            within=within,
+            low_ms=low_ms,
+            high_ms=high_ms,
+            requests=ordered.size,
+            looks=self.looks.index(ordered.size) + 1,
+        )
 
     def check(self, spec: LevelSpec) -> None:
         """Raise InputError for a level that cannot be looked at."""

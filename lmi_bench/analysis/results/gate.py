@@ -113,16 +113,11 @@ def _levels(run: Run, loads: Sequence[float]) -> Sequence[tuple[Level, Sequence[
     missing = sorted(set(loads) - {line.load.value for line, _ in kept})
     if missing:
         have = ", ".join(f"{line.load.value:g}" for line, _ in levels)
-        raise InputError(
-            f"{run.path} has no level at {', '.join(f'{load:g}' for load in missing)}; "
-            f"it has {have}"
-        )
+        raise InputError(f"{run.path} has no level at {', '.join(f'{load:g}' for load in missing)}; it has {have}")
     return kept
 
 
-def _slo_case(
-    line: Level, records: Sequence[RequestRecord], slo: Slo, failures: FailureRule
-) -> GateCase:
+def _slo_case(line: Level, records: Sequence[RequestRecord], slo: Slo, failures: FailureRule) -> GateCase:
     result = level_slo(line, records, slo, failures)
     name, limit = f"{slo.metric}_{slo.statistic}", _ms(slo.limit_ms)
     measured = "unknown" if result.measured_ms is None else _ms(result.measured_ms)
@@ -140,16 +135,18 @@ def _ms(value: float) -> str:
 
 def _regression_case(difference: Difference, allowed: float) -> GateCase:
     case = GateCase(
-        level=difference.level, name=f"{difference.metric} vs baseline", measured="unknown",
-        limit=f"at most {allowed * 100:g} % worse", outcome="passed", asked=False,
-    )  # fmt: skip
+        level=difference.level,
+        name=f"{difference.metric} vs baseline",
+        measured="unknown",
+        limit=f"at most {allowed * 100:g} % worse",
+        outcome="passed",
+        asked=False,
+    )
     if difference.change is None:
         return replace(case, outcome="not measured", detail=difference.reason)
     shown = f"{difference.change:+.1%}"
     if difference.verdict == "no difference" and (difference.detectable or 0.0) > allowed:
-        detail = (
-            f"a change of {difference.detectable:.1%} would have been seen, not of {allowed:.1%}"
-        )
+        detail = f"a change of {difference.detectable:.1%} would have been seen, not of {allowed:.1%}"
         return replace(case, measured=shown, outcome="not measured", detail=detail)
     if difference.verdict != "slower" or (difference.worse_by or 0.0) <= allowed:
         return replace(case, measured=shown)

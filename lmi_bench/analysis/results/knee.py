@@ -51,10 +51,13 @@ _Found = tuple[_Rule, int | None, str]
 
 
 def find_knees(
-    levels: Sequence[Level], *, records: Sequence[Sequence[RequestRecord]] | None = None,
-    facts: KneeFacts | None = None, latency_limit_ms: float = DEFAULT_LATENCY_LIMIT_MS,
+    levels: Sequence[Level],
+    *,
+    records: Sequence[Sequence[RequestRecord]] | None = None,
+    facts: KneeFacts | None = None,
+    latency_limit_ms: float = DEFAULT_LATENCY_LIMIT_MS,
     seed: int = 0,
-) -> list[Knee]:  # fmt: skip
+) -> list[Knee]:
     """The knee of a sweep by each rule, in the order of KNEE_RULES; one is recommended if any is.
 
     records  one sequence of records a level, in the same order, for the bootstrap
@@ -62,10 +65,7 @@ def find_knees(
     facts = facts or KneeFacts()
     curve = sweep_curve(levels, records)
     findings = (_latency_limit(curve, latency_limit_ms), _half_latency(curve), _kneedle(curve))
-    knees = [
-        _knee(name, found, curve, facts, seed)
-        for name, found in zip(KNEE_RULES, findings, strict=False)
-    ]
+    knees = [_knee(name, found, curve, facts, seed) for name, found in zip(KNEE_RULES, findings, strict=False)]
     return _recommend([*knees, _theory(curve, facts)], curve)
 
 
@@ -247,9 +247,7 @@ def _knee(name: str, found: _Found, curve: SweepCurve, facts: KneeFacts, seed: i
     return knee.at(load, low, high)
 
 
-def _interval(
-    rule: _Rule, points: Sequence[LevelPoint], index: int, seed: int
-) -> tuple[float, float, str]:
+def _interval(rule: _Rule, points: Sequence[LevelPoint], index: int, seed: int) -> tuple[float, float, str]:
     """Interval of the knee's load, and how it was found."""
     if any(point.requests is None for point in points):
         return *_neighbours(points, index), "interval: neighbouring levels"

@@ -50,11 +50,14 @@ def ttft_split(run: LevelRun, columns: Columns) -> TtftSplit | None:
     late_s = (columns.sent_s - columns.due_s)[rows] if run.spec.load.is_open else np.zeros(1)
     return TtftSplit(
         client_ms=float(late_s.mean()) * MS_PER_S,
-        network_ms=float(ttft_s.mean()) * MS_PER_S - server_ms, queue_ms=queue_ms,
+        network_ms=float(ttft_s.mean()) * MS_PER_S - server_ms,
+        queue_ms=queue_ms,
         prefill_ms=prefill_ms,
         other_ms=round(server_ms - queue_ms - prefill_ms, 6) + 0.0 if known else None,
-        bound_ms=run.check.ttft_error_bound_ms, requests=ttft_s.size, source=source,
-    )  # fmt: skip
+        bound_ms=run.check.ttft_error_bound_ms,
+        requests=ttft_s.size,
+        source=source,
+    )
 
 
 def _of_answers(run: LevelRun, rows: list[int]) -> _Server | None:
@@ -142,30 +145,45 @@ def summarise_level(run: LevelRun) -> level.Level:
     streamed = sum(sum(each.token_counts) for each in answers)
     unfinished = sum(each.streamed and each.finish_reason is None for each in answers)
     return level.Level(
-        index=spec.index, attempt=run.attempt, load=spec.load, requests=len(run.records),
-        start_requests=at_start if at_start or spec.start_requests else None, errors=len(failed),
+        index=spec.index,
+        attempt=run.attempt,
+        load=spec.load,
+        requests=len(run.records),
+        start_requests=at_start if at_start or spec.start_requests else None,
+        errors=len(failed),
         errors_by_kind=dict(sorted(Counter(record.status for record in failed).items())),
-        error_examples=_error_examples(failed) if failed else None, output_tokens=output_tokens,
-        input_tokens=input_tokens, wall_s=wall_s, throughput_tokens_per_s=per_second(output_tokens),
+        error_examples=_error_examples(failed) if failed else None,
+        output_tokens=output_tokens,
+        input_tokens=input_tokens,
+        wall_s=wall_s,
+        throughput_tokens_per_s=per_second(output_tokens),
         total_throughput_tokens_per_s=per_second(input_tokens + output_tokens),
-        request_throughput_per_s=per_second(len(completed)), steady=steady_window(columns),
-        speed_step=speed_step(columns), valid=run.check.valid is not False,
+        request_throughput_per_s=per_second(len(completed)),
+        steady=steady_window(columns),
+        speed_step=speed_step(columns),
+        valid=run.check.valid is not False,
         invalid_reason=run.check.reason if run.check.valid is False else None,
-        stopped_by=run.stopped_by, latency=_latency(run, columns, reasoning=reasoning > 0),
+        stopped_by=run.stopped_by,
+        latency=_latency(run, columns, reasoning=reasoning > 0),
         reasoning_tokens=reasoning or None,
         reasoning_token_share=reasoning / streamed if reasoning else None,
         mean_concurrency=mean_concurrency,
         little_law_ratio=_little_law_ratio(run, mean_concurrency, e2e_s),
-        retries=sum(record.exchange.retries for record in run.records), generator=run.check,
-        server=run.server, engine=None if run.engine is None else dict(run.engine),
-        unplanned_lengths=_unplanned_lengths(completed), unequal_counts=_unequal_counts(completed),
+        retries=sum(record.exchange.retries for record in run.records),
+        generator=run.check,
+        server=run.server,
+        engine=None if run.engine is None else dict(run.engine),
+        unplanned_lengths=_unplanned_lengths(completed),
+        unequal_counts=_unequal_counts(completed),
         cached_prompt_frac=_cached_prompt_frac(completed),
         # of answers over sockets; an engine in this process always gives a reason
         without_finish_reason=(unfinished if run.check.receiver else 0) or None,
         sessions=_sessions(run, columns) if spec.load.sessions else None,
-        ttft_split=ttft_split(run, columns), max_in_flight=spec.max_in_flight,
-        held=_held(run.records), requests_by_replica=_by_replica(run.records),
-    )  # fmt: skip
+        ttft_split=ttft_split(run, columns),
+        max_in_flight=spec.max_in_flight,
+        held=_held(run.records),
+        requests_by_replica=_by_replica(run.records),
+    )
 
 
 def _held(records: Sequence[RequestRecord]) -> level.Held | None:
@@ -180,9 +198,7 @@ def _by_replica(records: Sequence[RequestRecord]) -> dict[str, int] | None:
     return {str(number): counts[number] for number in sorted(counts)} or None
 
 
-def _latency(
-    run: LevelRun, columns: Columns, *, reasoning: bool
-) -> dict[level.Metric, level.Statistics]:
+def _latency(run: LevelRun, columns: Columns, *, reasoning: bool) -> dict[level.Metric, level.Statistics]:
     """The statistics of each metric; `ttft_answer` only where requests reasoned."""
     found: dict[level.Metric, level.Statistics] = {
         "connect": summarise_ms(run.connect_s),
@@ -239,9 +255,7 @@ def _sessions(run: LevelRun, columns: Columns) -> level.Sessions:
     for record in records:
         by_session.setdefault(record.session, []).append(record)
     whole = [
-        each
-        for each in by_session.values()
-        if each[0].of_turns == len(each) and all(record.ok for record in each)
+        each for each in by_session.values() if each[0].of_turns == len(each) and all(record.ok for record in each)
     ]
     return level.Sessions(
         started=len(by_session),
@@ -251,10 +265,7 @@ def _sessions(run: LevelRun, columns: Columns) -> level.Sessions:
         ttft_later_turns_ms=summarise_ms(ttft_s[turns > 0]),
         finished=len(whole),
         time_to_finish_ms=summarise_ms(
-            [
-                max(r.ended_s or r.token_times_s[-1] for r in each) - min(r.due_s for r in each)
-                for each in whole
-            ]
+            [max(r.ended_s or r.token_times_s[-1] for r in each) - min(r.due_s for r in each) for each in whole]
         ),
     )
 
@@ -272,9 +283,7 @@ def _without_hidden_p99(itl_ms: level.Statistics, check: level.GeneratorReport) 
     return replace(itl_ms, p99=None, unsupported={**(itl_ms.unsupported or {}), "p99": reason})
 
 
-def _little_law_ratio(
-    run: LevelRun, mean_concurrency: float | None, e2e_s: FloatArray
-) -> float | None:
+def _little_law_ratio(run: LevelRun, mean_concurrency: float | None, e2e_s: FloatArray) -> float | None:
     """Mean concurrency over the one that Little's law gives for the requested load."""
     load = run.spec.load
     if mean_concurrency is None or not e2e_s.size or load.sessions:

@@ -29,9 +29,7 @@ CONFIDENCE = 0.95
 MIN_ATTEMPTS = 3
 """Attempts before an interval may end the repeats: two values are too often close by chance."""
 MAX_ATTEMPTS = 20
-SHOWN = (
-    "throughput", "ttft_p50", "ttft_p90", "itl_p50", "tpot_p50", "e2e_p50", "e2e_p90",
-)  # fmt: skip
+SHOWN = ("throughput", "ttft_p50", "ttft_p90", "itl_p50", "tpot_p50", "e2e_p50", "e2e_p90")
 
 _UNTIL = re.compile(
     rf"(throughput|(?:{'|'.join(METRICS)})_(?:{'|'.join(STATISTICS)}))"
@@ -56,15 +54,12 @@ def parse_until(text: str) -> Until:
     match = _UNTIL.fullmatch(text.strip())
     if match is None or not 0 < float(match[2]) < 100:
         raise InputError(
-            f"--until {text!r} is not understood; write METRIC +-X%, such as "
-            "'ttft_p90 +-5%' or 'throughput +-2%'"
+            f"--until {text!r} is not understood; write METRIC +-X%, such as 'ttft_p90 +-5%' or 'throughput +-2%'"
         )
     return Until(match[1], float(match[2]) / 100)
 
 
-def repeat_rule(
-    levels: Sequence[LevelSpec], *, repeats: int, until: Until | None = None
-) -> NextLevel:
+def repeat_rule(levels: Sequence[LevelSpec], *, repeats: int, until: Until | None = None) -> NextLevel:
     """Run all levels once, then all again, so that a drift in time affects all of them.
 
     repeats  attempts of a level; with `until` the least number of them (at least 3), and a level
@@ -250,9 +245,11 @@ def paired_changes(a: Sequence[Level], b: Sequence[Level], until: Until) -> list
         pairs = [
             (first, second)
             for one, other in zip(lines, right[index], strict=False)
-            if one.valid and other.valid
-            and (first := _value(one, until.metric)) and (second := _value(other, until.metric))
-        ]  # fmt: skip
+            if one.valid
+            and other.valid
+            and (first := _value(one, until.metric))
+            and (second := _value(other, until.metric))
+        ]
         if pairs:
             chance = (1 - CONFIDENCE) / len(LOOKS) / len(left)
             found = spread([math.log(y / x) for x, y in pairs], 1 - chance)
@@ -308,9 +305,7 @@ def pooled_attempts(
     return levels, records
 
 
-def _pool(
-    lines: Sequence[Level], attempts: Sequence[Sequence[RequestRecord]]
-) -> tuple[Level, Sequence[RequestRecord]]:
+def _pool(lines: Sequence[Level], attempts: Sequence[Sequence[RequestRecord]]) -> tuple[Level, Sequence[RequestRecord]]:
     last = lines[-1]
     if len(lines) == 1:
         return last, attempts[0]
@@ -324,9 +319,7 @@ def _pool(
             for place, record in enumerate(records)
         ]
         end_s += columns_of(records).wall_s
-    spec = LevelSpec(
-        last.index, Load(last.load.concurrency, last.load.rate_per_s), num_requests=len(pooled)
-    )
+    spec = LevelSpec(last.index, Load(last.load.concurrency, last.load.rate_per_s), num_requests=len(pooled))
     found = summarise_level(LevelRun(spec, last.attempt, tuple(pooled)))
     measured = {name: getattr(found, name) for name in _POOLED if getattr(found, name) is not None}
     spreads = {metric: spread_of(lines, metric) for metric in SHOWN}

@@ -62,9 +62,7 @@ class SloResult:
         return None if self.measured_ms is None else self.slo.limit_ms - self.measured_ms
 
 
-def goodput(
-    records: Sequence[RequestRecord] | Columns, slos: Sequence[Slo], *, open_loop: bool
-) -> Goodput:
+def goodput(records: Sequence[RequestRecord] | Columns, slos: Sequence[Slo], *, open_loop: bool) -> Goodput:
     """Number and rate of a level's requests that meet every SLO; a failed request meets none."""
     columns = columns_of(records)
     good = columns.ok & columns.counted
@@ -101,9 +99,8 @@ def check_slo(line: Level, slo: Slo) -> SloResult:
 
 
 def request_values_ms(
-    records: Sequence[RequestRecord], metric: str, *, open_loop: bool,
-    failures: FailureRule = "exclude",
-) -> list[FloatArray]:  # fmt: skip
+    records: Sequence[RequestRecord], metric: str, *, open_loop: bool, failures: FailureRule = "exclude"
+) -> list[FloatArray]:
     """The values that each request adds to a metric's sample, in order, an array of ms a request.
 
     Requests without the metric (a TPOT of one token) are left out. Under `infinite` a failed
@@ -119,9 +116,7 @@ def request_values_ms(
     return [values for values, kept in zip(own, counts, strict=True) if kept and values.size]
 
 
-def level_slo(
-    line: Level, records: Sequence[RequestRecord], slo: Slo, failures: FailureRule = "exclude"
-) -> SloResult:
+def level_slo(line: Level, records: Sequence[RequestRecord], slo: Slo, failures: FailureRule = "exclude") -> SloResult:
     """Whether a level meets an SLO by its requests, or by its line where there are none."""
     if not records:
         return check_slo(line, slo)
@@ -132,9 +127,7 @@ def level_slo(
     n = sum(each.size for each in values)
     needed = requests_needed([slo])
     if n < needed and min(float(each.min()) for each in values) <= slo.limit_ms:
-        return SloResult(
-            slo, "unsupported", None, f"{slo.statistic} needs {needed} samples, has {n}"
-        )
+        return SloResult(slo, "unsupported", None, f"{slo.statistic} needs {needed} samples, has {n}")
     measured = statistic_ms(np.concatenate(values), slo.statistic)
     return SloResult(slo, "pass" if measured <= slo.limit_ms else "fail", measured)
 
@@ -186,9 +179,7 @@ def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
     ratio, binding, noise, sure = -math.inf, slos[0], UNKNOWN_NOISE, False
     planned = run.spec.counted_requests
     for slo in slos:
-        values = request_values_ms(
-            run.records, slo.metric, open_loop=run.spec.load.is_open, failures="infinite"
-        )
+        values = request_values_ms(run.records, slo.metric, open_loop=run.spec.load.is_open, failures="infinite")
         if not values:
             raise InputError(
                 f"SLO {slo}: no request of {len(run.records)} has this metric; ask for "
@@ -226,10 +217,7 @@ def _is_sure_miss(values: Sequence[FloatArray], slo: Slo, planned: int) -> bool:
 
 def requests_needed(slos: Sequence[Slo]) -> int:
     """Requests below which a quantile of the SLOs is not known."""
-    return max(
-        (samples_needed(QUANTILES[s.statistic]) for s in slos if s.statistic in QUANTILES),
-        default=1,
-    )
+    return max((samples_needed(QUANTILES[s.statistic]) for s in slos if s.statistic in QUANTILES), default=1)
 
 
 class CertainMiss:
@@ -248,9 +236,7 @@ class CertainMiss:
         self._leaves_out = n != spec.num_requests
         # of n ordered values the quantile lies at or above the one of index floor(q * (n - 1))
         self._most = [
-            slo.limit_ms * n
-            if slo.statistic == "mean"
-            else n - 1 - math.floor(QUANTILES[slo.statistic] * (n - 1))
+            slo.limit_ms * n if slo.statistic == "mean" else n - 1 - math.floor(QUANTILES[slo.statistic] * (n - 1))
             for slo in self._slos
         ]
         self._seen = [0.0] * len(self._slos)

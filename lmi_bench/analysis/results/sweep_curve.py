@@ -77,9 +77,7 @@ def work_per_s(line: Level) -> float | None:
     return whole if line.is_tokenless else output
 
 
-def sweep_curve(
-    levels: Sequence[Level], records: Sequence[Sequence[RequestRecord]] | None = None
-) -> SweepCurve:
+def sweep_curve(levels: Sequence[Level], records: Sequence[Sequence[RequestRecord]] | None = None) -> SweepCurve:
     """The curve of a run's levels; a level that ran twice counts with its last attempt.
 
     records  one sequence a level, in the order of `levels`
@@ -108,12 +106,15 @@ def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) ->
             latency = upper_quantile(requests[0], 0.9)
             latency_is = f"p90 (of {count})" if count < samples_needed(0.9) else "p90"
     return LevelPoint(
-        load=load, concurrency=line.load.concurrency or line.mean_concurrency,
-        throughput_tokens_per_s=work_per_s(line), latency_ms_per_token=latency,
+        load=load,
+        concurrency=line.load.concurrency or line.mean_concurrency,
+        throughput_tokens_per_s=work_per_s(line),
+        latency_ms_per_token=latency,
         latency_is=latency_is,
-        usable=bool(line.valid and not line.is_cut_short and work_per_s(line)), line=line,
+        usable=bool(line.valid and not line.is_cut_short and work_per_s(line)),
+        line=line,
         requests=requests,
-    )  # fmt: skip
+    )
 
 
 def _upper_latency_ms(line: Level) -> tuple[float | None, str]:

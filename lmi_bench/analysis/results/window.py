@@ -40,9 +40,7 @@ def steady_window(columns: Columns) -> SteadyWindow:
         needed = _MIN_BINS * _MOMENTS_PER_BIN
         return SteadyWindow(reason=f"needs {needed} moments with tokens, has {moments}")
     first_s = float(columns.sent_s[answered].min())
-    tokens, edges = np.histogram(
-        times, bins=bins, range=(first_s, float(times.max())), weights=counts
-    )
+    tokens, edges = np.histogram(times, bins=bins, range=(first_s, float(times.max())), weights=counts)
     start, end = _least_standard_error(tokens)
     start_s, end_s = float(edges[start]), float(edges[end])
     rate = float(tokens[start:end].sum()) / (end_s - start_s)

@@ -41,9 +41,13 @@ _FAILED_BY = ("timeout", "errors")
 
 
 def auto_levels(
-    sizes: LevelSizes, *, slos: Sequence[Slo] = (), max_concurrency: int = MAX_CONCURRENCY,
-    fits: Fits = lambda _spec, _finished: True, shortened: Shortened = lambda spec, _finished: spec,
-) -> NextLevel:  # fmt: skip
+    sizes: LevelSizes,
+    *,
+    slos: Sequence[Slo] = (),
+    max_concurrency: int = MAX_CONCURRENCY,
+    fits: Fits = lambda _spec, _finished: True,
+    shortened: Shortened = lambda spec, _finished: spec,
+) -> NextLevel:
     """The rule behind `--concurrency auto`.
 
     slos   the doubling ends at the first level that breaks one of them

@@ -74,9 +74,7 @@ class SloCurve:
         weight[weight < _NEGLIGIBLE * weight.max()] = 0.0
         counts = np.diff(np.round(np.cumsum(weight) / weight.sum() * DRAWS).astype(int), prepend=0)
         drawn = [
-            self._draw(grid, setting, int(count), rng)
-            for setting, count in zip(settings, counts, strict=True)
-            if count
+            self._draw(grid, setting, int(count), rng) for setting, count in zip(settings, counts, strict=True) if count
         ]
         return np.sort(self._start + _crossings(grid, np.concatenate(drawn)))
 
@@ -115,9 +113,7 @@ class SloCurve:
         white = np.linalg.solve(factor, self._above_prior)
         return -0.5 * float(white @ white) - float(np.log(np.diag(factor)).sum())
 
-    def _draw(
-        self, grid: FloatArray, setting: _Setting, count: int, rng: np.random.Generator
-    ) -> FloatArray:
+    def _draw(self, grid: FloatArray, setting: _Setting, count: int, rng: np.random.Generator) -> FloatArray:
         """Curves over the grid, shape (count, grid); the step's place is drawn too."""
         covariance = self._covariance(setting)
         behind = self._behind_step(setting)
@@ -230,10 +226,13 @@ def trial(line: Level, full_requests: int | None) -> Trial:
     if judgement.sure and log_ratio > 0:  # next to a jump the value is uncertain, the miss is not
         noise = min(noise, log_ratio / _SURE_DEVIATIONS)
     return Trial(
-        load=line.load.value, judgement=judgement, log_ratio=log_ratio, noise=noise,
+        load=line.load.value,
+        judgement=judgement,
+        log_ratio=log_ratio,
+        noise=noise,
         requests=requests,
         full=full_requests is None or planned is None or planned >= full_requests,
-    )  # fmt: skip
+    )
 
 
 def by_load(tried: Sequence[Trial]) -> list[Trial]:

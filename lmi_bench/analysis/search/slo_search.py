@@ -118,9 +118,7 @@ class SloSearch:
         stride = _LONG_STRIDE if high.judgement.ratio > 1 / _FAR else _STRIDE
         return self._probe_level(max(self.least, high.load / stride), finished)
 
-    def _between(
-        self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines
-    ) -> LevelSpec:
+    def _between(self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines) -> LevelSpec:
         """A level inside the bracket, at or near the place where the curve reaches the limit.
 
         It is a full level where the expected verdict would close the bracket.
@@ -140,9 +138,7 @@ class SloSearch:
         if self.axis == "concurrency":
             rounded = math.floor(load + 1e-9) if closes_below else round(load)
             load = min(max(rounded, low.load + 1), high.load - 1)
-        closes = self._are_close(load, high.load) or (
-            self._are_close(low.load, load) and reached <= load
-        )
+        closes = self._are_close(load, high.load) or (self._are_close(low.load, load) and reached <= load)
         if closes or self.axis == "rate_per_s":
             return self._full_level(load, finished)
         return self._probe_level(load, finished)
@@ -154,9 +150,7 @@ class SloSearch:
             return False
         return width > 0.5 * (before.high.log_load - before.low.log_load)
 
-    def _confirm(
-        self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines
-    ) -> LevelSpec | None:
+    def _confirm(self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines) -> LevelSpec | None:
         """A full level at an end of the closed bracket that has too few requests."""
         crossings = curve(trials).crossings()
         beyond_low = float((crossings >= low.log_load).mean())
@@ -175,9 +169,7 @@ class SloSearch:
         known = any(one.full and abs(one.log_load - math.log(load)) < step / 2 for one in trials)
         return None if known else self._full_level(load, finished)
 
-    def _is_settled(
-        self, end: Trial, chance: float, trials: Sequence[Trial], finished: Lines
-    ) -> bool:
+    def _is_settled(self, end: Trial, chance: float, trials: Sequence[Trial], finished: Lines) -> bool:
         """Whether an end's verdict needs no further requests.
 
         chance  that the verdict is right, by the curve; counts once a quantile is known at all
@@ -300,11 +292,16 @@ def slo_answer(search: SloSearch, levels: Lines, *, seed: int = 0) -> SloAnswer:
         ends = [None if load is None else whole(load) for load in ends]
     at = found.high or found.low
     return SloAnswer(
-        slo=[str(slo) for slo in search.slos], load=search.axis, value=ends[0], low=low, high=high,
-        first_breach=ends[1], binding=None if at is None else at.judgement.binding,
+        slo=[str(slo) for slo in search.slos],
+        load=search.axis,
+        value=ends[0],
+        low=low,
+        high=high,
+        first_breach=ends[1],
+        binding=None if at is None else at.judgement.binding,
         boundary=_boundary(found),
         endpoint_seconds=math.fsum(line.wall_s or 0.0 for line in levels),
-    )  # fmt: skip
+    )
 
 
 def _boundary(found: Bracket) -> str | None:

@@ -26,10 +26,7 @@ def _fields(kind: Any, names: str) -> _Fields:
 
 
 class Linear(Structure):
-    _fields_: ClassVar[_Fields] = [
-        *_fields(c_void_p, "data scale bias"),
-        *_fields(c_int64, "inputs outputs kind"),
-    ]
+    _fields_: ClassVar[_Fields] = [*_fields(c_void_p, "data scale bias"), *_fields(c_int64, "inputs outputs kind")]
 
 
 class Layer(Structure):

@@ -66,9 +66,7 @@ class NativeWeights:
     unread      as of a Decoder
     """
 
-    def __init__(
-        self, folder: Path, spec: DecoderSpec, dtype: torch.dtype, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, folder: Path, spec: DecoderSpec, dtype: torch.dtype, progress: Progress | None = None) -> None:
         """dtype  storage format of the weights: float32 or bfloat16"""
         self._spec = spec
         self._dtype = dtype
@@ -106,19 +104,31 @@ class NativeWeights:
         embedding = load.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         head = load.head_rows(embedding)
         return binding.Model(
-            layers=spec.num_layers, hidden=spec.hidden_size, heads=spec.num_heads,
-            kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, ffn=spec.ffn_size,
-            vocab=spec.vocab_size, embedding_kind=KINDS[self._dtype], norm_eps=spec.norm_eps,
-            gelu=spec.gelu, scale=spec.score_scale,
+            layers=spec.num_layers,
+            hidden=spec.hidden_size,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            ffn=spec.ffn_size,
+            vocab=spec.vocab_size,
+            embedding_kind=KINDS[self._dtype],
+            norm_eps=spec.norm_eps,
+            gelu=spec.gelu,
+            scale=spec.score_scale,
             embedding_scale=float(torch.tensor(spec.embedding_scale, dtype=self._dtype)),
-            score_cap=spec.score_cap, logit_cap=spec.logit_cap, layer=self.layers,
+            score_cap=spec.score_cap,
+            logit_cap=spec.logit_cap,
+            layer=self.layers,
             final_norm=self._vector(load.norm("model.norm").tensors[0]),
-            embedding=self._hold(embedding.contiguous()), head=self._linear(PlainLinear(head)),
-            frequencies=self._hold(frequencies.contiguous()), window_frequencies=near,
-            amplitude=amplitude, growth_factor=growth[0] if growth else 0.0,
+            embedding=self._hold(embedding.contiguous()),
+            head=self._linear(PlainLinear(head)),
+            frequencies=self._hold(frequencies.contiguous()),
+            window_frequencies=near,
+            amplitude=amplitude,
+            growth_factor=growth[0] if growth else 0.0,
             growth_power=growth[1] if growth else 0.0,
             trained_length=float(spec.rope["original_max_position_embeddings"]),
-        )  # fmt: skip
+        )
 
     def _fill_layer(self, layer: binding.Layer, part: Layer) -> None:
         attention, mlp = part.block, part.mlp
@@ -174,11 +184,7 @@ def packed(weight: Tensor) -> Tensor:
     if weight.dtype == torch.bfloat16:
         unit = unit.view(torch.int32)  # pairs of neighbouring inputs move as one
     steps = unit.shape[1]
-    out = (
-        zeroed_bytes(panels * steps * PANEL * unit.itemsize)
-        .view(unit.dtype)
-        .view(panels, steps, PANEL)
-    )
+    out = zeroed_bytes(panels * steps * PANEL * unit.itemsize).view(unit.dtype).view(panels, steps, PANEL)
     whole = rows // PANEL
     out[:whole] = unit[: whole * PANEL].view(whole, PANEL, steps).transpose(1, 2)
     if whole < panels:
@@ -200,11 +206,7 @@ class NativeForward:
     """A model and its cache in the library's own layout; `close` ends its threads."""
 
     def __init__(
-        self,
-        library: binding.StepLibrary,
-        weights: NativeWeights,
-        shape: ModelShape,
-        variant: str = "",
+        self, library: binding.StepLibrary, weights: NativeWeights, shape: ModelShape, variant: str = ""
     ) -> None:
         """weights  with their cache and threads
 
@@ -241,11 +243,7 @@ class NativeForward:
             self._library.close(handle)
 
     def _step(
-        self,
-        sequences: Sequence[SequenceRows],
-        *,
-        logits: int | None = None,
-        likeliest: int | None = None,
+        self, sequences: Sequence[SequenceRows], *, logits: int | None = None, likeliest: int | None = None
     ) -> None:
         token_ids: list[int] = []
         tables: list[int] = []
@@ -260,11 +258,16 @@ class NativeForward:
             sampled.extend(range(end - rows.sampled, end))
         ids, blocks, wanted = array("i", token_ids), array("i", tables), array("i", sampled)
         step = binding.Step(
-            rows=len(ids), sequences=len(sequences), sampled=len(wanted),
-            token_ids=ids.buffer_info()[0], sequence=spans.buffer_info()[0],
-            tables=blocks.buffer_info()[0], sampled_rows=wanted.buffer_info()[0], logits=logits,
+            rows=len(ids),
+            sequences=len(sequences),
+            sampled=len(wanted),
+            token_ids=ids.buffer_info()[0],
+            sequence=spans.buffer_info()[0],
+            tables=blocks.buffer_info()[0],
+            sampled_rows=wanted.buffer_info()[0],
+            logits=logits,
             likeliest=likeliest,
-        )  # fmt: skip
+        )
         if not self._library.step(self._handle, step):
             raise EngineError(f"a step of {len(ids):,} rows does not fit in memory")
 
@@ -272,9 +275,7 @@ class NativeForward:
 PORTABLE: Final = "portable"  # kernels with generic vectors, for processors other than x86
 
 
-def step_library(
-    folder: Path, *, block_size: int, tell: Callable[[str], None] | None = None
-) -> StepLibrary:
+def step_library(folder: Path, *, block_size: int, tell: Callable[[str], None] | None = None) -> StepLibrary:
     """The compiled step for the model in `folder`, built first if needed.
 
     tell  called with one line when a build starts

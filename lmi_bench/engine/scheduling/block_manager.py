@@ -96,9 +96,7 @@ class BlockManager:
             if holders < 0:
                 raise EngineError(f"KV block {block_id} is already free")
             self._holders[block_id] = holders
-            if holders == 0 and (
-                self.prefix_cache is None or not self.prefix_cache.deactivate(block_id)
-            ):
+            if holders == 0 and (self.prefix_cache is None or not self.prefix_cache.deactivate(block_id)):
                 self._free.append(block_id)
 
     def audit(self, tables: Iterable[Iterable[int]]) -> None:

@@ -102,9 +102,7 @@ class SchedulerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        if self.max_input_tokens is not None and not (
-            1 <= self.max_input_tokens < self.max_model_len
-        ):
+        if self.max_input_tokens is not None and not (1 <= self.max_input_tokens < self.max_model_len):
             raise InputError(
                 f"max_input_tokens must be from 1 to {self.max_model_len - 1:,}, one less than "
                 f"max_model_len, got {self.max_input_tokens:,}"
@@ -115,9 +113,7 @@ class SchedulerConfig:
                 "at least 1 is needed: free memory or use a smaller model"
             )
         if not 0 < self.client_share <= 1:
-            raise InputError(
-                f"client_share must be above 0 and at most 1, got {self.client_share:g}"
-            )
+            raise InputError(f"client_share must be above 0 and at most 1, got {self.client_share:g}")
         if self.max_batch_delay_s < 0:
             raise InputError(f"max_batch_delay_s must be 0 or more, got {self.max_batch_delay_s:g}")
         if self.max_waiting_tokens < 0 or not self.waiting_served_ratio >= 0:
@@ -127,14 +123,9 @@ class SchedulerConfig:
             )
         whole_prompts = self.policy is BatchingPolicy.ROLLING and not self.chunked_prefill
         if self.max_waiting_tokens and (not whole_prompts or self.recompute_on_join):
-            raise InputError(
-                "max_waiting_tokens needs policy rolling without chunked_prefill and "
-                "recompute_on_join"
-            )
+            raise InputError("max_waiting_tokens needs policy rolling without chunked_prefill and recompute_on_join")
         if self.recompute_on_join and (not whole_prompts or self.prefix_caching):
-            raise InputError(
-                "recompute_on_join needs policy rolling without chunked_prefill and prefix_caching"
-            )
+            raise InputError("recompute_on_join needs policy rolling without chunked_prefill and prefix_caching")
 
     def check_fits(self, seq_id: int, num_prompt_tokens: int, max_new_tokens: int) -> None:
         """Raise InputError for an empty prompt, CapacityError for a request that can never run."""

@@ -38,9 +38,7 @@ class NgramDrafter:
 
     def __init__(self, num_tokens: int, *, longest: int = 3, shortest: int = 2) -> None:
         if not 1 <= shortest <= longest:
-            raise InputError(
-                f"n-gram lengths must be at least 1 and in order, got {shortest} to {longest}"
-            )
+            raise InputError(f"n-gram lengths must be at least 1 and in order, got {shortest} to {longest}")
         self._num_tokens = _checked(num_tokens)
         self._lengths = range(longest, shortest - 1, -1)
 

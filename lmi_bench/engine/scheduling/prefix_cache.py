@@ -88,9 +88,7 @@ class PrefixCache:
         for block_id in self._digest_of:
             if is_held[block_id] == (block_id in self._idle):
                 raise EngineError(f"KV block {block_id} is both in use and idle, or neither")
-        if len(self._block_of) != len(self._digest_of) or not self._idle.keys() <= (
-            self._digest_of.keys()
-        ):
+        if len(self._block_of) != len(self._digest_of) or not self._idle.keys() <= (self._digest_of.keys()):
             raise EngineError("the prefix cache has blocks without a digest")
 
 

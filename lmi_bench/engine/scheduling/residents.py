@@ -89,9 +89,7 @@ class Residents:
         """Sequences for which one more token can be planned, oldest first. Excludes those with
         prompt left to compute and those whose last token is in flight."""
         for seq in self.running:
-            if seq.num_computed >= seq.tokens_to_fill and not (
-                seq.num_pending and not seq.num_left
-            ):
+            if seq.num_computed >= seq.tokens_to_fill and not (seq.num_pending and not seq.num_left):
                 yield seq
 
     def filling(self) -> list[Sequence]:
@@ -162,10 +160,7 @@ class Residents:
         if self._window is None:
             return None
         size, window = self.blocks.block_size, self._window
-        return min(
-            max(1, (seq.num_freed_blocks + 1) * size + window - 1 - seq.num_computed)
-            for seq in self.running
-        )
+        return min(max(1, (seq.num_freed_blocks + 1) * size + window - 1 - seq.num_computed) for seq in self.running)
 
     def slots(self) -> tuple[int, int]:
         """Token slots reserved by the running sequences, and those of them with a token."""

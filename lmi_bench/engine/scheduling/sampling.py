@@ -60,9 +60,7 @@ class SamplingParams:
         "Penalty, -2 to 2, on a token's logit for each time it occurs in the answer.", value=0.0
     )
     seed: int | None = option("Random seed; the same seed draws the same text.")
-    stop_token_ids: tuple[int, ...] = option(
-        "Token id that ends the text; repeatable.", "--stop-token-id", value=()
-    )
+    stop_token_ids: tuple[int, ...] = option("Token id that ends the text; repeatable.", "--stop-token-id", value=())
     min_tokens: int = option("Minimum number of tokens before the text may end.", value=0)
     ignore_eos: bool = option("Generation beyond the model's end token.", value=False)
     eos_token_ids: tuple[int, ...] = ()
@@ -94,19 +92,15 @@ class SamplingParams:
             value = getattr(self, name)
             if not -STRONGEST_PENALTY <= value <= STRONGEST_PENALTY:
                 raise InputError(
-                    f"{name} must be between {-STRONGEST_PENALTY:g} and {STRONGEST_PENALTY:g}, "
-                    f"got {value:g}"
+                    f"{name} must be between {-STRONGEST_PENALTY:g} and {STRONGEST_PENALTY:g}, got {value:g}"
                 )
         if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
-            raise InputError(
-                f"top_logprobs must be between 0 and {MOST_TOP_LOGPROBS}, got {self.top_logprobs}"
-            )
+            raise InputError(f"top_logprobs must be between 0 and {MOST_TOP_LOGPROBS}, got {self.top_logprobs}")
         if self.top_logprobs and not self.logprobs:
             raise InputError("top_logprobs needs logprobs")
         if not 0 <= self.min_tokens <= self.max_new_tokens:
             raise InputError(
-                f"min_tokens must be between 0 and max_new_tokens {self.max_new_tokens}, "
-                f"got {self.min_tokens}"
+                f"min_tokens must be between 0 and max_new_tokens {self.max_new_tokens}, got {self.min_tokens}"
             )
         changed = self.repetition_penalty != 1.0 or self.counts_answer or bool(self.logit_bias)
         object.__setattr__(self, "penalised", changed)

@@ -99,9 +99,13 @@ class Scheduler:
         return () if seq is None else tuple(seq.block_ids)
 
     def add(
-        self, seq_id: int, prompt_token_ids: abc.Sequence[int], sampling: SamplingParams,
-        arrival_s: float, client: str | None = None,
-    ) -> Sequence:  # fmt: skip
+        self,
+        seq_id: int,
+        prompt_token_ids: abc.Sequence[int],
+        sampling: SamplingParams,
+        arrival_s: float,
+        client: str | None = None,
+    ) -> Sequence:
         """Queue a request that arrived at `arrival_s`. The prompt is kept, not copied. Clients
         take turns; those without one are first come, first served.
 
@@ -113,18 +117,21 @@ class Scheduler:
         limit = self.config.max_concurrent_requests
         if limit is not None and self.num_running + self.num_waiting >= limit:
             raise OverloadedError(
-                f"{limit} requests are already in the engine (max_concurrent_requests): "
-                "retry later, or raise the limit"
+                f"{limit} requests are already in the engine (max_concurrent_requests): retry later, or raise the limit"
             )
         if client is not None:
             self._clients.check(client)
         if seq_id in self._sequences:
             raise InputError(f"request {seq_id} is already in the engine: ids must be unique")
         seq = Sequence(
-            seq_id=seq_id, index=self._next_index, prompt_token_ids=prompt_token_ids,
-            sampling=sampling, arrival_s=arrival_s, num_prompt_tokens=num_prompt_tokens,
+            seq_id=seq_id,
+            index=self._next_index,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            arrival_s=arrival_s,
+            num_prompt_tokens=num_prompt_tokens,
             tokens_to_fill=num_prompt_tokens,
-        )  # fmt: skip
+        )
         self._next_index += 1
         self._sequences[seq_id] = seq
         if client is None:
@@ -173,9 +180,7 @@ class Scheduler:
         self.stats.count_cache(*self._residents.slots())
         return batch
 
-    def commit(
-        self, batch: StepBatch, outputs: abc.Sequence[StepOutput], now_s: float
-    ) -> list[CommittedTokens]:
+    def commit(self, batch: StepBatch, outputs: abc.Sequence[StepOutput], now_s: float) -> list[CommittedTokens]:
         """Process the results of the oldest batch in flight; `now_s` is the end of its step.
 
         Returns each sequence's new tokens, in batch order; sequences that have ended meanwhile
@@ -185,8 +190,7 @@ class Scheduler:
             raise EngineError(f"step {batch.step_id} is not the oldest step in flight")
         if len(outputs) != len(batch.entries):
             raise EngineError(
-                f"step {batch.step_id} has {len(batch.entries)} entries, "
-                f"the executor returned {len(outputs)} outputs"
+                f"step {batch.step_id} has {len(batch.entries)} entries, the executor returned {len(outputs)} outputs"
             )
         _, members = self._in_flight.popleft()
         committed: list[CommittedTokens] = []
@@ -446,9 +450,7 @@ class Scheduler:
         seq.restart()
         self._clients.put(seq)
 
-    def _plan_decode(
-        self, entries: list[BatchEntry], members: list[Sequence]
-    ) -> tuple[int, int, int]:
+    def _plan_decode(self, entries: list[BatchEntry], members: list[Sequence]) -> tuple[int, int, int]:
         """Plan one token for each sequence with a computed prompt; returns the decode fields."""
         rows = tokens = context = 0
         spare = self._residents.spare_blocks() if self._drafter is not None else 0

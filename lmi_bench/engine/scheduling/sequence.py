@@ -126,9 +126,7 @@ class Sequence:
         stats.generation_tokens += len(token_ids)
         stats.drafted_tokens += drafted
         stats.accepted_tokens += held
-        return CommittedTokens(
-            self.seq_id, token_ids, logprobs, ranked, output.prompt, reason, drafted, held
-        )
+        return CommittedTokens(self.seq_id, token_ids, logprobs, ranked, output.prompt, reason, drafted, held)
 
     def restart(self) -> None:
         """Discard what was computed; all tokens so far are computed again at readmission."""

@@ -8,12 +8,7 @@ from lmi_bench.engine.async_engine import Generation, TokenEvent
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.server.codec import Codec, StopStringFilter, StreamDecoder
 
-_OPENAI_FINISH_REASONS = {
-    "length": "length",
-    "eos_token": "stop",
-    "stop_sequence": "stop",
-    "cancelled": "abort",
-}
+_OPENAI_FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop", "cancelled": "abort"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +117,7 @@ class Answer:
         tokens, decoder = self.prompt.token_ids, codec.detokenizer()
         scores = [(None, ()), *self.generation.prompt_logprobs]
         return [
-            Piece(token_id, decoder.push((token_id,)), *score)
-            for token_id, score in zip(tokens, scores, strict=True)
+            Piece(token_id, decoder.push((token_id,)), *score) for token_id, score in zip(tokens, scores, strict=True)
         ]
 
     def _take(self, event: TokenEvent, *, is_last: bool) -> list[Piece]:

@@ -30,11 +30,7 @@ from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import RefusedError, failure_middleware, without_expectations
 from lmi_bench.engine.server.lmi_routes import AS_TGI, USUAL_REPLIES, LmiRoutes, Replies
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
-from lmi_bench.engine.server.sagemaker_routes import (
-    UNARY_TIMEOUT_S,
-    SageMakerRoutes,
-    SignatureCheck,
-)
+from lmi_bench.engine.server.sagemaker_routes import UNARY_TIMEOUT_S, SageMakerRoutes, SignatureCheck
 from lmi_bench.engine.server.state import CLIENT, ServerState
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
 from lmi_bench.models.hf_config import read_table
@@ -78,12 +74,21 @@ class Listening:
 
 
 def build_app(
-    engine: ServingEngine, codec: Codec, *, model_name: str, max_model_len: int,
-    vocab_size: int | None = None, max_body_bytes: int = MAX_BODY_BYTES,
-    signature_check: SignatureCheck | None = None, replies: Replies = USUAL_REPLIES,
-    chat_template: ChatTemplate | None = None, unary_timeout_s: float = UNARY_TIMEOUT_S,
-    overhead_s: float = 0.0, api_key: str | None = None, fair_by: str | None = None,
-) -> web.Application:  # fmt: skip
+    engine: ServingEngine,
+    codec: Codec,
+    *,
+    model_name: str,
+    max_model_len: int,
+    vocab_size: int | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    signature_check: SignatureCheck | None = None,
+    replies: Replies = USUAL_REPLIES,
+    chat_template: ChatTemplate | None = None,
+    unary_timeout_s: float = UNARY_TIMEOUT_S,
+    overhead_s: float = 0.0,
+    api_key: str | None = None,
+    fair_by: str | None = None,
+) -> web.Application:
     """All routes over a running engine, whose context the caller enters and exits.
 
     vocab_size       the model's; None: the codec's
@@ -122,9 +127,7 @@ def entrance(api_key: str | None, fair_by: str | None, overhead_s: float) -> Mid
         if api_key is not None and request.path not in _OPEN_PATHS:
             given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, f"Bearer {api_key}".encode()):
-                raise RefusedError(
-                    401, "the API key is missing or wrong: Authorization: Bearer KEY"
-                )
+                raise RefusedError(401, "the API key is missing or wrong: Authorization: Bearer KEY")
         is_json = request.content_type.endswith("json") or request.path.startswith(_ANY_TYPE)
         if "Origin" in request.headers and request.method == "POST" and not is_json:
             raise RefusedError(415, "a web page must send Content-Type: application/json")
@@ -165,11 +168,7 @@ def steps_first() -> Iterator[None]:
 
 @asynccontextmanager
 async def listening(
-    app: web.Application,
-    host: str = LOOPBACK,
-    port: int = 8080,
-    *,
-    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
+    app: web.Application, host: str = LOOPBACK, port: int = 8080, *, shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
 ) -> AsyncIterator[Listening]:
     """Answer requests inside the block; port 0 selects a free port.
 
@@ -222,9 +221,13 @@ def _close_silent(protocol: Any, silent: dict[Any, asyncio.TimerHandle]) -> None
 
 
 async def serve(
-    app: web.Application, host: str = LOOPBACK, port: int = 8080, *,
-    on_ready: Callable[[Listening], None], engine: ServingEngine,
-) -> None:  # fmt: skip
+    app: web.Application,
+    host: str = LOOPBACK,
+    port: int = 8080,
+    *,
+    on_ready: Callable[[Listening], None],
+    engine: ServingEngine,
+) -> None:
     """Serve until SIGTERM or SIGINT, then finish running requests; a second signal stops at once.
 
     on_ready  called once, when the server accepts requests
@@ -254,9 +257,7 @@ async def serve(
         raise engine.error
 
 
-def _report_sparingly(
-    due_s: dict[str, float], loop: asyncio.AbstractEventLoop, context: dict[str, Any]
-) -> None:
+def _report_sparingly(due_s: dict[str, float], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Report a kind of fault once a minute: out of files, each second fails BACKLOG times."""
     exc = context.get("exception")
     kind = f"{type(exc).__name__} {context['message'].partition(' at 0x')[0]}"

@@ -23,9 +23,7 @@ class PlainTokenizer:
             raise InputError(f"vocab_size must be at least 1, got {vocab_size}")
         self.vocab_size = vocab_size
 
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, most: int | None = None
-    ) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         words = text.split(None, -1 if most is None else most)
         if most is not None and len(words) > most:
             raise CapacityError(f"the text has more than {most} tokens")

@@ -35,9 +35,7 @@ Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _OPENAI_PREFIXES: Final = ("/v1/", "/tokenize", "/detokenize")
 TGI_PATHS: Final = ("/", "/generate", "/generate_stream", "/info")
 
-_ROWS: Final = {
-    (row["protocol"], row["failure"]): row for row in read_table("failures.csv", __package__)
-}
+_ROWS: Final = {(row["protocol"], row["failure"]): row for row in read_table("failures.csv", __package__)}
 """A failure's kind is the name of its class, or the status of a refusal."""
 
 
@@ -133,12 +131,8 @@ def without_expectations(handle: Handle) -> Handle:
     return answer
 
 
-def json_response(
-    body: object, *, status: int = 200, headers: dict[str, str] | None = None
-) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
-    )
+def json_response(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, headers=headers, content_type="application/json")
 
 
 def aws_error(status: int, code: str, message: str, **fields: Any) -> web.Response:

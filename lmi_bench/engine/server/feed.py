@@ -47,9 +47,7 @@ class Outbox:
 class Feed:
     """The encoded answers of one stream."""
 
-    def __init__(
-        self, outbox: Outbox, answers: Sequence[Answer], reply: Reply, *, begun: bool
-    ) -> None:
+    def __init__(self, outbox: Outbox, answers: Sequence[Answer], reply: Reply, *, begun: bool) -> None:
         """begun  True: a failure is no error response any more, but the end of the stream"""
         self._outbox = outbox
         self._running = dict(enumerate(answers))

@@ -7,15 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import orjson
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PlainValidator, ValidationError, model_validator
 
 from lmi_bench.core.errors import InputError, drop_frames
 from lmi_bench.engine.scheduling.sampling import SamplingParams
@@ -77,11 +69,7 @@ class Fields(BaseModel):
         if "error" in facts:  # a validator's, whose frames end in this one
             drop_frames(facts["error"])
         must = _MUST.get(error["type"], error["msg"]).format(**facts)
-        got = (
-            f"{facts['actual_length']} entries"
-            if "actual_length" in facts
-            else _show(error["input"])
-        )
+        got = f"{facts['actual_length']} entries" if "actual_length" in facts else _show(error["input"])
         raise InputError(f"{name} must {must}" + f", got {got}" * (error["type"] != "missing"))
 
     @model_validator(mode="before")

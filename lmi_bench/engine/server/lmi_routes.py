@@ -32,9 +32,7 @@ class LmiParameters(fields.VllmFields):
     """
 
     max_new_tokens: int = 30
-    min_tokens: NonNegativeInt = Field(
-        0, validation_alias=AliasChoices("min_tokens", "min_new_tokens")
-    )
+    min_tokens: NonNegativeInt = Field(0, validation_alias=AliasChoices("min_tokens", "min_new_tokens"))
     ignore_eos: bool = Field(False, validation_alias=AliasChoices("ignore_eos", "ignore_eos_token"))
     stop_sequences: fields.StopStrings = ()
     do_sample: bool | None = None
@@ -277,17 +275,10 @@ class LmiRoutes:
                 keeps, stops = asked.include_stop_str_in_output, asked.stop_sequences + asked.stop
                 answers.append(state.submit(Prompt(token_ids, sampling, stops, keeps)))
             headers = state.ignored_header(calls[0].ignored)
-            replies = [
-                reply_type(call, answer, state, formatters)
-                for call, answer in zip(calls, answers, strict=True)
-            ]
+            replies = [reply_type(call, answer, state, formatters) for call, answer in zip(calls, answers, strict=True)]
             if calls[0].stream:
                 return await streaming.send_stream(
-                    state,
-                    request,
-                    answers,
-                    replies[0],
-                    headers={"Content-Type": "application/jsonlines", **headers},
+                    state, request, answers, replies[0], headers={"Content-Type": "application/jsonlines", **headers}
                 )
             await streaming.complete_all(answers)
             whole = [reply.whole() for reply in replies]

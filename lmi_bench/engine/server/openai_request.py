@@ -36,9 +36,7 @@ class _Guided(Fields):
 class _Structured(_Guided):
     """`structured_outputs`."""
 
-    model_config = ConfigDict(
-        extra="forbid", alias_generator=lambda name: name.removeprefix("guided_")
-    )
+    model_config = ConfigDict(extra="forbid", alias_generator=lambda name: name.removeprefix("guided_"))
     json_object: bool = False
 
 
@@ -75,10 +73,7 @@ class _OpenAiFields(_Guided, VllmFields):
         """Raise InputError for fields that do not go together."""
         super().model_post_init(context)
         if self.best_of not in (None, self.n):
-            raise InputError(
-                f"best_of={self.best_of} with n={self.n} is not supported by this server: "
-                "omit best_of"
-            )
+            raise InputError(f"best_of={self.best_of} with n={self.n} is not supported by this server: omit best_of")
 
     def constraint(self) -> tuple[str, Any] | None:
         """The kind and the value of the grammar that the answer must follow, for `read_grammar`.
@@ -101,9 +96,7 @@ def _prompts(sent: Any) -> list[str | list[int]]:
     for prompt in sent if several else [sent]:
         is_ids = isinstance(prompt, list) and all(type(v) is int and v >= 0 for v in prompt)
         if not prompt or not (is_ids or isinstance(prompt, str)):
-            raise InputError(
-                "prompt must be a non-empty string or a non-empty list of token ids, or several"
-            )
+            raise InputError("prompt must be a non-empty string or a non-empty list of token ids, or several")
     return sent if several else [sent]
 
 
@@ -190,9 +183,7 @@ class ChatCall(_OpenAiFields):
 
     messages: list[Message] = Field([], min_length=1, validate_default=True)
     echo: ClassVar[bool] = False
-    max_tokens: AtLeast1 | None = Field(
-        None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
-    )
+    max_tokens: AtLeast1 | None = Field(None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens"))
     logprobs: bool = False
     top_logprobs: NonNegativeInt = 0
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

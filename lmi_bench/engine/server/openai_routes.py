@@ -20,12 +20,7 @@ from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, failure, json_response
 from lmi_bench.engine.server.fields import load_json_object
-from lmi_bench.engine.server.openai_request import (
-    ChatCall,
-    CompletionCall,
-    DetokenizeCall,
-    OpenAiCall,
-)
+from lmi_bench.engine.server.openai_request import ChatCall, CompletionCall, DetokenizeCall, OpenAiCall
 from lmi_bench.engine.server.state import METRICS_TYPE, ServerState, render_metrics
 from lmi_bench.engine.server.tool_calls import CallFinder
 
@@ -63,9 +58,7 @@ class OpenAiReply(ABC):
             or in_channels
         )
         tools = call.tools if isinstance(call, ChatCall) else ()
-        self._finders = [
-            CallFinder(call.most_tool_calls, tools, in_channels=in_channels) for _ in answers
-        ]
+        self._finders = [CallFinder(call.most_tool_calls, tools, in_channels=in_channels) for _ in answers]
 
     @abstractmethod
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
@@ -128,11 +121,7 @@ class OpenAiReply(ABC):
         firsts = self._answers[:: self._call.n]
         num_prompt = sum([len(answer.prompt.token_ids) for answer in firsts])
         num_output = sum([len(answer.pieces) for answer in self._answers])
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_output,
-            "total_tokens": num_prompt + num_output,
-        }
+        return {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
 
 
 class CompletionReply(OpenAiReply):
@@ -141,9 +130,7 @@ class CompletionReply(OpenAiReply):
     id_prefix = "cmpl"
     stream_object = "text_completion"
     whole_object = "text_completion"
-    plain_choice = (
-        b'[{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
-    )
+    plain_choice = b'[{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
 
     def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
         super().__init__(call, answers, state)
@@ -188,10 +175,7 @@ class ChatReply(OpenAiReply):
     id_prefix = "chatcmpl"
     stream_object = "chat.completion.chunk"
     whole_object = "chat.completion"
-    plain_choice = (
-        b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,'
-        b'"stop_reason":null}]}\n\n'
-    )
+    plain_choice = b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
 
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One chunk for one engine event, after the role chunk if it is the choice's first."""
@@ -251,10 +235,14 @@ class OpenAiRoutes:
         state, name = self.state, request.match_info.get("model")
         self._check_model(name)
         model = {
-            "id": state.model_name, "object": "model", "created": state.created,
-            "owned_by": "lmi-bench", "root": state.model_name, "parent": None,
+            "id": state.model_name,
+            "object": "model",
+            "created": state.created,
+            "owned_by": "lmi-bench",
+            "root": state.model_name,
+            "parent": None,
             "max_model_len": state.max_model_len,
-        }  # fmt: skip
+        }
         return json_response(model if name else {"object": "list", "data": [model]})
 
     async def version(self, request: web.Request) -> web.Response:
@@ -287,9 +275,7 @@ class OpenAiRoutes:
     def _check_model(self, name: str | None) -> None:
         served = self.state.model_name
         if name not in (None, served):
-            raise UnknownModelError(
-                f"The model `{name}` does not exist: this server serves `{served}`"
-            )
+            raise UnknownModelError(f"The model `{name}` does not exist: this server serves `{served}`")
 
     async def _generate(
         self, kind: type[OpenAiCall], reply_type: type[OpenAiReply], request: web.Request
@@ -308,9 +294,7 @@ class OpenAiRoutes:
             if not call.stream:
                 await streaming.complete_all(answers)
                 return json_response(reply.whole(), headers=headers)
-            return await streaming.send_stream(
-                state, request, answers, reply, headers=_STREAM_HEADERS | headers
-            )
+            return await streaming.send_stream(state, request, answers, reply, headers=_STREAM_HEADERS | headers)
         finally:
             streaming.end_all(state, answers)
 
@@ -352,9 +336,7 @@ class OpenAiRoutes:
             )
         return prompts
 
-    async def _tokens(
-        self, call: OpenAiCall, *, limited: bool = True
-    ) -> list[tuple[str | list[int], list[int]]]:
+    async def _tokens(self, call: OpenAiCall, *, limited: bool = True) -> list[tuple[str | list[int], list[int]]]:
         """Each prompt, as text or tokens, and its tokens."""
         prompts: list[str | list[int]]
         if isinstance(call, CompletionCall):
@@ -369,9 +351,6 @@ class OpenAiRoutes:
             prompts = [await asyncio.to_thread(render, messages, variables)]
             special = False  # the template has them
         encode = partial(
-            self.state.encode,
-            truncate=call.truncate_prompt_tokens,
-            add_special_tokens=special,
-            limited=limited,
+            self.state.encode, truncate=call.truncate_prompt_tokens, add_special_tokens=special, limited=limited
         )
         return [(each, await encode(each) if isinstance(each, str) else each) for each in prompts]

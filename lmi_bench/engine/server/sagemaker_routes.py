@@ -97,9 +97,7 @@ class SignatureCheck:
         for step in (*scope, to_sign):
             key = hmac.new(key, _bytes(step), hashlib.sha256).digest()
         if not hmac.compare_digest(_bytes(sent), key.hex().encode()):
-            raise _invalid(
-                "The request signature we calculated does not match the signature you provided."
-            )
+            raise _invalid("The request signature we calculated does not match the signature you provided.")
 
     def _parse(self, authorization: str | None) -> tuple[list[str], list[str], str]:
         """(scope, signed header names, signature) of the Authorization header."""
@@ -113,8 +111,7 @@ class SignatureCheck:
         access_key, *scope = credential
         if access_key != self.access_key:
             raise SignatureError(
-                "UnrecognizedClientException",
-                "The security token included in the request is invalid.",
+                "UnrecognizedClientException", "The security token included in the request is invalid."
             )
         if scope[2:] != [self.service, "aws4_request"]:
             raise _invalid(f"Credential should be scoped to correct service: '{self.service}'.")
@@ -187,9 +184,7 @@ class SageMakerRoutes:
             url = request.rel_url
             try:
                 self.check.verify(
-                    SignedRequest(
-                        request.method, url.raw_path, url.raw_query_string, request.headers, body
-                    )
+                    SignedRequest(request.method, url.raw_path, url.raw_query_string, request.headers, body)
                 )
             except SignatureError as exc:
                 return failures.aws_error(403, exc.code, str(exc))
@@ -258,6 +253,5 @@ def _model_error(original_status: int, said: bytes, why: str = "") -> web.Respon
         f'({original_status}) from primary with message "{said.decode()}".'
     )
     return failures.aws_error(
-        424, "ModelError", message, OriginalStatusCode=original_status,
-        OriginalMessage=said.decode(), LogStreamArn="",
-    )  # fmt: skip
+        424, "ModelError", message, OriginalStatusCode=original_status, OriginalMessage=said.decode(), LogStreamArn=""
+    )

@@ -70,9 +70,7 @@ class RequestTotals:
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
         self.histograms = {
-            row["name"]: Histogram(
-                SECONDS_BOUNDS if row["name"].endswith("_seconds") else TOKENS_BOUNDS
-            )
+            row["name"]: Histogram(SECONDS_BOUNDS if row["name"].endswith("_seconds") else TOKENS_BOUNDS)
             for row in METRICS
             if row["kind"] == "histogram"
         }
@@ -125,9 +123,8 @@ class ServerState:
     _names_logged: set[str] = field(default_factory=set)
 
     async def encode(
-        self, text: str, truncate: int | None = None, *, add_special_tokens: bool = True,
-        limited: bool = True,
-    ) -> list[int]:  # fmt: skip
+        self, text: str, truncate: int | None = None, *, add_special_tokens: bool = True, limited: bool = True
+    ) -> list[int]:
         """The prompt's token ids, only the last `truncate` if given; a long text is encoded in a
         thread.
 
@@ -164,19 +161,14 @@ class ServerState:
         biased = [token_id for token_id, _ in prompt.sampling.logit_bias]
         highest = max(max(prompt.token_ids), *biased, 0)
         if highest >= self.vocab_size:  # it would crash the engine's step
-            raise InputError(
-                f"token id {highest} is not in the vocabulary: "
-                f"ids go from 0 to {self.vocab_size - 1}"
-            )
+            raise InputError(f"token id {highest} is not in the vocabulary: ids go from 0 to {self.vocab_size - 1}")
         if num_prompt + num_new > self.max_model_len:
             raise CapacityError(
                 f"this model's maximum context length is {self.max_model_len} tokens, but "
                 f"{num_prompt + num_new} were requested ({num_prompt} in the prompt, {num_new} "
                 "in the output): shorten the prompt or request fewer tokens"
             )
-        generation = self.engine.submit(
-            prompt.token_ids, prompt.sampling, beside=beside, client=CLIENT.get()
-        )
+        generation = self.engine.submit(prompt.token_ids, prompt.sampling, beside=beside, client=CLIENT.get())
         shown = self.codec.detokenizer(prompt.token_ids, special=prompt.shows_special)
         return Answer(generation, prompt, shown)
 

@@ -39,9 +39,14 @@ ENVELOPE = ContextVar("envelope", default=_PLAIN)
 
 
 async def send_stream(
-    state: ServerState, request: web.Request, answers: Sequence[Answer], reply: Reply, *,
-    headers: dict[str, str], headers_first: bool = False,
-) -> web.StreamResponse:  # fmt: skip
+    state: ServerState,
+    request: web.Request,
+    answers: Sequence[Answer],
+    reply: Reply,
+    *,
+    headers: dict[str, str],
+    headers_first: bool = False,
+) -> web.StreamResponse:
     """Send the answers as they grow; the caller closes them.
 
     headers_first  True: send the status first, so it cannot report a failure; else an exception

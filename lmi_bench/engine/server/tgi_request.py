@@ -136,10 +136,15 @@ def read_sampling(
     sampled = asked.do_sample or (temperature, top_k, top_p) != (1.0, 0, 1.0)
     seed = secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed
     return SamplingParams(
-        max_new_tokens=max_new_tokens, eos_token_ids=eos_token_ids,
-        temperature=temperature if sampled else 0.0, top_k=top_k, top_p=top_p,
-        repetition_penalty=asked.repetition_penalty, frequency_penalty=asked.frequency_penalty,
-        seed=seed if sampled else None, logprobs=logprobs,
+        max_new_tokens=max_new_tokens,
+        eos_token_ids=eos_token_ids,
+        temperature=temperature if sampled else 0.0,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=asked.repetition_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        seed=seed if sampled else None,
+        logprobs=logprobs,
         prompt_logprobs=asked.decoder_input_details,
         top_logprobs=asked.top_n_tokens if logprobs else 0,
-    )  # fmt: skip
+    )

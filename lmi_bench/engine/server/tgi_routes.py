@@ -32,10 +32,7 @@ from lmi_bench.engine.server.tgi_request import (
     read_sampling,
 )
 
-_INCOMPLETE_STREAM = {
-    "error": "Incomplete generation stream",
-    "error_type": "incomplete_generation_stream",
-}
+_INCOMPLETE_STREAM = {"error": "Incomplete generation stream", "error_type": "incomplete_generation_stream"}
 
 
 def event_of(body: dict[str, Any]) -> bytes:
@@ -88,8 +85,7 @@ def whole_reply(answers: Sequence[Answer], codec: Codec, body: TgiBody) -> dict[
         reply["details"] = _details(best, codec)
         if others:
             reply["details"]["best_of_sequences"] = [
-                {"generated_text": body.prefix + other.text, **_details(other, codec)}
-                for other in others
+                {"generated_text": body.prefix + other.text, **_details(other, codec)} for other in others
             ]
     return reply
 
@@ -105,10 +101,7 @@ def token_of(piece: Piece, codec: Codec) -> dict[str, Any]:
 
 
 def ranked_of(piece: Piece, codec: Codec) -> list[dict[str, Any]]:
-    return [
-        token_of(Piece(token_id, codec.decode([token_id]), logprob), codec)
-        for token_id, logprob in piece.ranked
-    ]
+    return [token_of(Piece(token_id, codec.decode([token_id]), logprob), codec) for token_id, logprob in piece.ranked]
 
 
 def _details(answer: Answer, codec: Codec) -> dict[str, Any]:

@@ -37,8 +37,7 @@ _TAGGED: Final = [
 ]
 _BEGINS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<｜tool▁call", "<|tool_call")
 _PAIR: Final = re.compile(
-    r"<(?:arg_key>(.*?)</arg_key>\s*<arg_value>|parameter=([^>]+)>\n?)(.*?)\n?</(?:arg|param)",
-    re.DOTALL,
+    r"<(?:arg_key>(.*?)</arg_key>\s*<arg_value>|parameter=([^>]+)>\n?)(.*?)\n?</(?:arg|param)", re.DOTALL
 )
 # between the calls of an answer that has nothing else: the first one's other fields, and a list's
 _BETWEEN: Final = (

@@ -126,11 +126,7 @@ def pack(
         table = rows.block_table
         blocks.extend(table[position // shape.block_size] for position in span)
         end_rows[i] = len(token_ids)
-    sampled_rows = [
-        row
-        for i, rows in enumerate(sequences)
-        for row in range(end_rows[i] - rows.sampled, end_rows[i])
-    ]
+    sampled_rows = [row for i, rows in enumerate(sequences) for row in range(end_rows[i] - rows.sampled, end_rows[i])]
 
     position_rows = torch.tensor(positions, device=device)
     prompts = [(sequences[i], end_rows[i]) for i in several]
@@ -140,17 +136,9 @@ def pack(
         token_ids=torch.tensor(token_ids, device=device),
         positions=position_rows,
         contexts=torch.tensor(contexts, device=device),
-        slots=slots_of(
-            torch.tensor(blocks, device=device), position_rows % shape.block_size, shape
-        ),
-        prompts=tuple(
-            tuple(part for each in prompts for part in packer.prompt_rows(*each))
-            for packer in packers
-        ),
-        decodes=tuple(
-            tuple(packer.decode_groups(decodes, len(token_ids) - len(decodes)))
-            for packer in packers
-        ),
+        slots=slots_of(torch.tensor(blocks, device=device), position_rows % shape.block_size, shape),
+        prompts=tuple(tuple(part for each in prompts for part in packer.prompt_rows(*each)) for packer in packers),
+        decodes=tuple(tuple(packer.decode_groups(decodes, len(token_ids) - len(decodes))) for packer in packers),
         sampled_rows=torch.tensor(sampled_rows, dtype=torch.int64, device=device),
     )
 
@@ -189,9 +177,7 @@ class _Packer:
                 mask_bias(unseen, self.dtype),
             )
 
-    def decode_groups(
-        self, single: Sequence[SequenceRows], first_row: int
-    ) -> Iterator[DecodeGroup]:
+    def decode_groups(self, single: Sequence[SequenceRows], first_row: int) -> Iterator[DecodeGroup]:
         """Split decode rows so that each group's gathered keys, with padding, stay in the limit."""
         page_bytes = self.shape.page_bytes
         members: list[SequenceRows] = []
@@ -222,10 +208,7 @@ class _Packer:
             tables.append(used + used[:1] * (pages - len(used)))  # padding: any page, masked below
         page_rows = head_page_rows(torch.tensor(tables, device=device), kv_heads)
         # counted from the first token of each sequence's first page
-        ends = [
-            rows.context_tokens - first * size
-            for rows, (first, _) in zip(members, spans, strict=True)
-        ]
+        ends = [rows.context_tokens - first * size for rows, (first, _) in zip(members, spans, strict=True)]
         end_keys = torch.tensor(ends, device=device)[:, None]
         keys = torch.arange(pages * size, device=device)
         unseen = keys >= end_keys
@@ -311,8 +294,7 @@ class PagedAttention:
                 later = torch.ones(rows, keys.shape[1], dtype=torch.bool, device=q.device).triu(1)
                 bias = mask_bias(later, q.dtype)
             weights = (
-                self._weights(layer, grouped[:, h] @ keys[h].T * self._scale, bias[:, None], h)
-                for h in range(kv_heads)
+                self._weights(layer, grouped[:, h] @ keys[h].T * self._scale, bias[:, None], h) for h in range(kv_heads)
             )
             return torch.cat([part @ values[head] for head, part in enumerate(weights)], dim=1)
         # KV heads are SDPA's batch; expand shares each with its query heads without a copy
@@ -323,9 +305,13 @@ class PagedAttention:
             # 32 n + 1 (pytorch/pytorch issue 191937)
             keys, values = keys.contiguous(), values.contiguous()
         attended = functional.scaled_dot_product_attention(
-            q.view(rows, kv_heads, group, self._head_dim).permute(1, 2, 0, 3), keys, values,
-            attn_mask=prompt.bias, is_causal=prompt.bias is None, scale=self._scale,
-        )  # fmt: skip
+            q.view(rows, kv_heads, group, self._head_dim).permute(1, 2, 0, 3),
+            keys,
+            values,
+            attn_mask=prompt.bias,
+            is_causal=prompt.bias is None,
+            scale=self._scale,
+        )
         return attended.permute(2, 0, 1, 3).reshape(rows, -1, self._head_dim)
 
     def _weights(self, layer: int, scores: Tensor, bias: Tensor, head: int | None) -> Tensor:

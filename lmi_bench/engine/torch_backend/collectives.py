@@ -73,9 +73,13 @@ class DistributedCollectives:
         if meeting.transport is Transport.NCCL:
             options["device_id"] = torch.device("cuda", torch.cuda.current_device())
         distributed.init_process_group(
-            meeting.transport.value, init_method=f"file://{meeting.path}", rank=rank,
-            world_size=degree, timeout=_PATIENCE, **options,
-        )  # fmt: skip
+            meeting.transport.value,
+            init_method=f"file://{meeting.path}",
+            rank=rank,
+            world_size=degree,
+            timeout=_PATIENCE,
+            **options,
+        )
         if meeting.groups > 1:  # every process takes part in making each group
             firsts = range(0, degree, self.degree)
             made = [distributed.new_group(range(n, n + self.degree)) for n in firsts]

@@ -67,9 +67,7 @@ class RanksExecutor(ModelNumbers, Generic[R]):
 
     max_in_flight = 1  # on a CPU, planning takes less than 1 % of a step
 
-    def __init__(
-        self, numbers: ModelNumbers, ranks: R, worker: ThreadPoolExecutor, owns_worker: bool = True
-    ) -> None:
+    def __init__(self, numbers: ModelNumbers, ranks: R, worker: ThreadPoolExecutor, owns_worker: bool = True) -> None:
         super().__init__(**vars(numbers))
         self._ranks: R = ranks
         self._worker = worker
@@ -116,10 +114,14 @@ class TorchExecutor(RanksExecutor[RankWorker]):
 
     @classmethod
     def load(
-        cls, folder: Path, settings: LoadSettings = DEFAULT_LOAD, *,
-        beside: "TorchExecutor | None" = None, progress: Progress | None = None,
+        cls,
+        folder: Path,
+        settings: LoadSettings = DEFAULT_LOAD,
+        *,
+        beside: "TorchExecutor | None" = None,
+        progress: Progress | None = None,
         tell: Tell | None = None,
-    ) -> "TorchExecutor":  # fmt: skip
+    ) -> "TorchExecutor":
         """Load a Hugging Face folder (config.json and safetensors) and allocate its cache.
 
         beside    executor whose thread is shared, and ended by its close: two thread pools would
@@ -150,10 +152,15 @@ class ParallelExecutor(RanksExecutor[RankGroup]):
 
     @classmethod
     def load(
-        cls, folder: Path, settings: LoadSettings = DEFAULT_LOAD, *, tensor_parallel: int,
-        progress: Progress | None = None, transport: collectives.Transport | None = None,
+        cls,
+        folder: Path,
+        settings: LoadSettings = DEFAULT_LOAD,
+        *,
+        tensor_parallel: int,
+        progress: Progress | None = None,
+        transport: collectives.Transport | None = None,
         tell: Tell | None = None,
-    ) -> "ParallelExecutor":  # fmt: skip
+    ) -> "ParallelExecutor":
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.
 
         transport  None: shared memory on a CPU, NCCL between GPUs
@@ -219,15 +226,12 @@ def weights_name(config: Mapping[str, Any], quantize: quantization.QuantizeSetti
     return f"stored {stored.get('quant_method')} {stored.get('bits', '')}".strip()
 
 
-def start_worker(
-    name: str, threads: int, work: Callable[[], Result]
-) -> tuple[ThreadPoolExecutor, Result]:
+def start_worker(name: str, threads: int, work: Callable[[], Result]) -> tuple[ThreadPoolExecutor, Result]:
     """A worker thread that computes with `threads` threads, and the result of its first work. The
     worker ends if that work fails."""
     worker = ThreadPoolExecutor(
-        1, thread_name_prefix=f"lmi-bench-{name}", initializer=torch.set_num_threads,
-        initargs=(threads,),
-    )  # fmt: skip
+        1, thread_name_prefix=f"lmi-bench-{name}", initializer=torch.set_num_threads, initargs=(threads,)
+    )
     try:
         return worker, finished(worker, work)
     except BaseException:
@@ -250,19 +254,19 @@ def finished(worker: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
 
 
 def load_model(
-    ranks: RankWorker | RankGroup, source: ModelSource, settings: LoadSettings, *,
-    progress: Progress | None = None, tell: Tell | None = None,
-) -> ModelNumbers:  # fmt: skip
+    ranks: RankWorker | RankGroup,
+    source: ModelSource,
+    settings: LoadSettings,
+    *,
+    progress: Progress | None = None,
+    tell: Tell | None = None,
+) -> ModelNumbers:
     """Load the weights on all ranks and allocate the cache; returns the numbers of all together."""
     parameters = source.shape.params_total
-    precision = ranks.ask_first(
-        partial(RankWorker.choose_precision, settings=settings, parameters=parameters)
-    )
+    precision = ranks.ask_first(partial(RankWorker.choose_precision, settings=settings, parameters=parameters))
     calibration = Calibration(source, settings.quantize, settings.dtype, settings.place, tell)
     plan = prepare(calibration, degree=ranks.degree)
-    load = partial(
-        RankWorker.load, source=source, settings=settings, precision=precision, plan=plan
-    )
+    load = partial(RankWorker.load, source=source, settings=settings, precision=precision, plan=plan)
     rooms = ranks.ask_each(load, progress)
     free = [room.free_bytes for room in rooms]
     shares_memory = settings.device == "cpu"
@@ -306,10 +310,7 @@ def measure_all_reduces(
     if transport == collectives.Transport.NCCL:
         device = "cuda"
         if torch.cuda.device_count() < ranks:
-            raise InputError(
-                f"--transport nccl: {ranks} ranks need as many GPUs; "
-                f"{torch.cuda.device_count()} are here"
-            )
+            raise InputError(f"--transport nccl: {ranks} ranks need as many GPUs; {torch.cuda.device_count()} are here")
     if transport == collectives.Transport.SHARED_MEMORY:
         if not collectives.works_here():
             raise InputError("shared memory needs an x86-64 processor here: use --transport gloo")
@@ -318,9 +319,7 @@ def measure_all_reduces(
                 f"the system's shared memory (/dev/shm) has no room for {ranks} ranks: enlarge it, "
                 "or use --transport gloo"
             )
-    with closing(
-        RankGroup(ranks, collectives.Transport(transport), threads=1, groups=groups)
-    ) as group:
+    with closing(RankGroup(ranks, collectives.Transport(transport), threads=1, groups=groups)) as group:
         calls = tuple(max(1, min(_MOST_CALLS, _BYTES_A_ROUND // size)) for size in sizes_bytes)
         sizes = tuple(sizes_bytes)
         timing = partial(RankWorker.time_all_reduces, sizes_bytes=sizes, calls=calls)

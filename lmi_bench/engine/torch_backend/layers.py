@@ -239,9 +239,7 @@ class ExpertMlp:
         weights, chosen = self.router(x)
         if self.grouped is not None:
             out = self.grouped(x, weights, chosen)
-        elif x.is_cuda and (
-            len(x) <= EVERY_EXPERT_ROWS or torch.cuda.is_current_stream_capturing()
-        ):
+        elif x.is_cuda and (len(x) <= EVERY_EXPERT_ROWS or torch.cuda.is_current_stream_capturing()):
             out = self.of_every_expert(x, weights, chosen)
         else:
             out = self.of_chosen_experts(x, weights, chosen)

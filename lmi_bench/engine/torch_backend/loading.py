@@ -26,9 +26,7 @@ from lmi_bench.models.shape import RankHeads, split_heads, tensor_parallel_probl
 from lmi_bench.models.spec import DecoderSpec, NormKind
 
 
-def check_degree(
-    name: str, spec: DecoderSpec, degree: int, strategy: str | None = None, *, plain: bool = True
-) -> None:
+def check_degree(name: str, spec: DecoderSpec, degree: int, strategy: str | None = None, *, plain: bool = True) -> None:
     """Raises CapacityError with the numbers if the model cannot be split `degree` ways.
 
     strategy  of `option.group_query_attention`; plain: its weights are not quantized
@@ -53,8 +51,7 @@ def check_degree(
     for size in (spec.ffn_size, spec.dense_ffn_size, spec.shared_ffn_size):
         if size % degree:
             raise CapacityError(
-                f"--tp {degree}: the MLP's {size} features of {shape.name} cannot be split "
-                f"over {degree} devices evenly"
+                f"--tp {degree}: the MLP's {size} features of {shape.name} cannot be split over {degree} devices evenly"
             )
 
 
@@ -96,10 +93,15 @@ class RankCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self, folder: Path, spec: DecoderSpec, collectives: Collectives,
-        progress: Progress | None = None, *, beside: Path | None = None,
+        self,
+        folder: Path,
+        spec: DecoderSpec,
+        collectives: Collectives,
+        progress: Progress | None = None,
+        *,
+        beside: Path | None = None,
         heads: RankHeads | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """spec  the whole model's; heads: this rank's, if a strategy deals them out"""
         super().__init__(folder, progress, beside=beside, spec=spec)
         rank, degree = collectives.rank, collectives.degree
@@ -214,9 +216,15 @@ class WeightLoader:
         return stored.to(self.precision.compute)
 
     def linear(
-        self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, *, bias: bool = False,
-        arrange: Callable[[Tensor], Tensor] | None = None, summed: bool | None = None,
-    ) -> Linear:  # fmt: skip
+        self,
+        names: tuple[str, ...],
+        rows: tuple[int, ...],
+        columns: int,
+        *,
+        bias: bool = False,
+        arrange: Callable[[Tensor], Tensor] | None = None,
+        summed: bool | None = None,
+    ) -> Linear:
         """Projections of the same input as one matrix.
 
         rows     outputs of each; columns: inputs of all
@@ -238,9 +246,7 @@ class WeightLoader:
         linear = self.matrix(parts, columns, offset, joined)
         return RowParallelLinear(linear, self.collectives) if summed else linear
 
-    def matrix(
-        self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
-    ) -> Linear:
+    def matrix(self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined) -> Linear:
         """The linear layer of the tensors with these names and row counts."""
         weight = joined([self.tensor(f"{name}.weight", rows, columns) for name, rows in parts])
         self.held_bytes += weight.nbytes

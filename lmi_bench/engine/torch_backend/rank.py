@@ -84,9 +84,7 @@ class Room:
     unread: str = ""
 
 
-def run_rank(
-    rank: int, degree: int, threads: int, device_number: int, connection: Connection
-) -> None:
+def run_rank(rank: int, degree: int, threads: int, device_number: int, connection: Connection) -> None:
     """Main function of a rank's process: answer requests until one is None or the pipe ends.
 
     device_number  number of its GPU, if it loads onto one
@@ -195,26 +193,26 @@ class RankWorker:
         return choose_precision(settings.dtype, place, parameters=parameters)
 
     def load(
-        self,
-        source: ModelSource,
-        settings: LoadSettings,
-        precision: Precision,
-        plan: QuantizePlan | None,
+        self, source: ModelSource, settings: LoadSettings, precision: Precision, plan: QuantizePlan | None
     ) -> Room:
         """Load this rank's part, on its own device."""
         place = self._place(settings.device)
         if place.type == "cuda":  # this thread's device, for kernels and captures
             torch.cuda.set_device(place)
         self._model = model = build_model(
-            source.folder, source.spec, precision, place, self.report, collectives=self.collectives,
-            plan=plan, strategy=settings.group_query_attention,
-        )  # fmt: skip
+            source.folder,
+            source.spec,
+            precision,
+            place,
+            self.report,
+            collectives=self.collectives,
+            plan=plan,
+            strategy=settings.group_query_attention,
+        )
         dtype = settings.cache_dtype(precision.stored)
         self._layout = layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
         free_bytes = free_memory_bytes(place)
-        return Room(
-            free_bytes, layout.bytes_per_block, model.held_bytes, model.quantized, model.unread
-        )
+        return Room(free_bytes, layout.bytes_per_block, model.held_bytes, model.quantized, model.unread)
 
     def take_cache(
         self, num_blocks: int, sampling_seed: int, steps: build.StepSettings, quantize: str
@@ -288,9 +286,8 @@ class RankGroup:
     """`degree` connected rank processes."""
 
     def __init__(
-        self, degree: int, transport: Transport, *, threads: int, first_device: int = 0,
-        groups: int = 1,
-    ) -> None:  # fmt: skip
+        self, degree: int, transport: Transport, *, threads: int, first_device: int = 0, groups: int = 1
+    ) -> None:
         """Start the processes and connect them.
 
         threads       threads per process
@@ -390,9 +387,7 @@ class RankGroup:
                 meeting = Meeting(self.transport, str(Path(folder) / "meeting"), groups)
                 self.ask_each(partial(RankWorker.join, where=meeting))
 
-    def _collect(
-        self, request: Request[T], answering: Sequence[int], progress: Progress | None = None
-    ) -> list[T]:
+    def _collect(self, request: Request[T], answering: Sequence[int], progress: Progress | None = None) -> list[T]:
         messages = {wanted: pickle.dumps((request, wanted)) for wanted in (True, False)}
         for rank in range(self.degree):
             self._send(rank, messages[rank in answering])

@@ -25,9 +25,7 @@ _TRAINED: Final = "original_max_position_embeddings"
 class Rotary:
     """The angles of a step's rows, computed once per step and used by every layer."""
 
-    def __init__(
-        self, settings: Settings, head_dim: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, settings: Settings, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         """settings  from `DecoderSpec.rope`; raises InputError for an unknown scaling."""
         frequencies, amplitude = rotary_frequencies(settings, head_dim)
         self._frequencies = frequencies.to(device)
@@ -83,10 +81,7 @@ def rotary_frequencies(settings: Settings, head_dim: int) -> tuple[Tensor, float
             frequencies /= _short_factors(settings, len(frequencies))
             amplitude = _longrope_amplitude(settings)
         case kind:
-            raise InputError(
-                f"RoPE scaling {kind!r} is not supported; the torch back end has: "
-                f"{', '.join(SCALINGS)}"
-            )
+            raise InputError(f"RoPE scaling {kind!r} is not supported; the torch back end has: {', '.join(SCALINGS)}")
     return _padded(frequencies, head_dim), amplitude
 
 

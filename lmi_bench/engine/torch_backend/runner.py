@@ -15,14 +15,7 @@ from torch import Tensor
 
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.grammar import Follower
-from lmi_bench.engine.scheduling.batch import (
-    LAST_SAMPLED,
-    BatchEntry,
-    PromptLogprobs,
-    StepBatch,
-    StepKind,
-    StepOutput,
-)
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, PromptLogprobs, StepBatch, StepKind, StepOutput
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import PackedStep, PagedAttention, SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
@@ -112,9 +105,7 @@ class ModelRunner:
             taken += rows.sampled
         return outputs
 
-    def _choices(
-        self, entries: Sequence[BatchEntry], sequences: Sequence[SequenceRows]
-    ) -> list[Choice]:
+    def _choices(self, entries: Sequence[BatchEntry], sequences: Sequence[SequenceRows]) -> list[Choice]:
         """One choice per sampled row; without logits if all entries need only the likeliest
         token."""
         if all(_takes_likeliest(entry) for entry in entries):
@@ -129,9 +120,7 @@ class ModelRunner:
         if any(scored):
             logits = self._score_prompts(entries, sequences, logits)
         requests = [
-            request
-            for entry, rows in zip(entries, sequences, strict=True)
-            for request in self._requests(entry, rows)
+            request for entry, rows in zip(entries, sequences, strict=True) for request in self._requests(entry, rows)
         ]
         return choose(logits, requests) if requests else []
 
@@ -219,13 +208,11 @@ class ModelRunner:
             )
         if tokens > len(state.block_table) * size:
             raise EngineError(
-                f"sequence {entry.seq_id} has {tokens:,} tokens but "
-                f"{len(state.block_table)} blocks of {size}"
+                f"sequence {entry.seq_id} has {tokens:,} tokens but {len(state.block_table)} blocks of {size}"
             )
         if any(not 0 <= block < self._forward.num_blocks for block in entry.new_block_ids):
             raise EngineError(
-                f"sequence {entry.seq_id}: blocks {entry.new_block_ids} are not all below "
-                f"{self._forward.num_blocks}"
+                f"sequence {entry.seq_id}: blocks {entry.new_block_ids} are not all below {self._forward.num_blocks}"
             )
 
     def _requests(self, entry: BatchEntry, rows: SequenceRows) -> list[RowRequest]:
@@ -257,9 +244,7 @@ class ModelRunner:
             ends += sampling.eos_token_ids
         return tuple(token_id for token_id in ends if token_id < self._forward.shape.vocab_size)
 
-    def _output(
-        self, entry: BatchEntry, rows: SequenceRows, choices: Sequence[Choice]
-    ) -> StepOutput:
+    def _output(self, entry: BatchEntry, rows: SequenceRows, choices: Sequence[Choice]) -> StepOutput:
         if not choices:
             return StepOutput(entry.seq_id)
         accepted = [choices[0]]

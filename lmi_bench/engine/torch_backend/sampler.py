@@ -75,15 +75,11 @@ def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
     if not wanted:
         return [Choice(token_id, None) for token_id in picked]
     counts = [rows[i].sampling.top_logprobs for i in wanted]
-    known = dict(
-        zip(wanted, score_tokens(logits[wanted], [picked[i] for i in wanted], counts), strict=True)
-    )
+    known = dict(zip(wanted, score_tokens(logits[wanted], [picked[i] for i in wanted], counts), strict=True))
     return [Choice(token_id, *known.get(i, (None, ()))) for i, token_id in enumerate(picked)]
 
 
-def score_tokens(
-    logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]
-) -> tuple[tuple[float, Ranked], ...]:
+def score_tokens(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> tuple[tuple[float, Ranked], ...]:
     """The log-probability of a token for each row of logits, and as many of the likeliest as
     `counts` says."""
     if not token_ids:

@@ -35,11 +35,7 @@ _KNOWN: Final = re.compile(r"rotary_emb\.inv_freq$|weight_shape$").search
 
 FLOAT_METHODS: Final = ("fp8", "compressed-tensors", "mxfp4")
 """`quant_method` of weights that are read as floats."""
-_PREFIXES: Final = {
-    "language_model.model.": "model.",
-    "model.language_model.": "model.",
-    "language_model.": "",
-}
+_PREFIXES: Final = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
 _FUSED: Final = re.compile(r".*\.(qkv|gate_up)_proj\.(weight|bias)")
 _EXPERTS: Final = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(_bias|_blocks|)")
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of 4 bits; the fourth is the sign
@@ -92,9 +88,13 @@ class Checkpoint:
     """
 
     def __init__(
-        self, folder: Path, progress: Progress | None = None, *, beside: Path | None = None,
+        self,
+        folder: Path,
+        progress: Progress | None = None,
+        *,
+        beside: Path | None = None,
         spec: DecoderSpec | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """beside  a file whose tensors replace or extend the folder's
 
         spec  of the model, whose tensors may be stored in another form; None: as stored
@@ -200,9 +200,7 @@ class Checkpoint:
         try:
             tensor: Tensor = file.get_slice(name)[index] if index else file.get_tensor(name)
         except SafetensorError as exc:
-            raise InputError(
-                f"{self._folder / self._file_of[name]}: tensor {name!r} cannot be read: {exc}"
-            ) from exc
+            raise InputError(f"{self._folder / self._file_of[name]}: tensor {name!r} cannot be read: {exc}") from exc
         self._read_bytes = min(self._read_bytes + tensor.nbytes, self._total_bytes)
         if self._progress is not None:
             self._progress(self._read_bytes, self._total_bytes)
@@ -221,9 +219,7 @@ class Checkpoint:
         return self._open[file]
 
     def _misfit(self, name: str, stored: tuple[int, ...], asked: tuple[int, ...]) -> InputError:
-        return InputError(
-            f"{self._folder}: tensor {name!r} has shape {stored} but config.json asks for {asked}"
-        )
+        return InputError(f"{self._folder}: tensor {name!r} has shape {stored} but config.json asks for {asked}")
 
     def unread(self) -> str:
         """Words about weights of few bits that are now floats, and about the tensors that no layer
@@ -406,9 +402,7 @@ def _rows(whole: Form, first: int, stop: int, *index: int | slice) -> Tensor:
     return whole.read(slice(first, stop))[index]
 
 
-def _experts(
-    stored: Checkpoint, spec: DecoderSpec, prefix: str, kind: str, suffix: str
-) -> Iterator[tuple[str, Form]]:
+def _experts(stored: Checkpoint, spec: DecoderSpec, prefix: str, kind: str, suffix: str) -> Iterator[tuple[str, Form]]:
     """The matrices of every expert of a layer: gpt-oss has them in one tensor, with inputs first,
     and each gate beside its `up`."""
     name = f"{prefix}{kind}{suffix}"
@@ -424,9 +418,7 @@ def _experts(
             yield f"{prefix}{number}.{part}.{last}", Form(shape, read)
 
 
-def _of_expert(
-    stored: Checkpoint, name: str, number: int, rows: slice, *index: int | slice
-) -> Tensor:
+def _of_expert(stored: Checkpoint, name: str, number: int, rows: slice, *index: int | slice) -> Tensor:
     tensor = stored.read(name, number)
     if name.endswith("_blocks"):
         scales = stored.read(f"{name.removesuffix('_blocks')}_scales", number)

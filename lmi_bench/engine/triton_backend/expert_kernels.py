@@ -29,10 +29,21 @@ def list_pairs_kernel(chosen_ptr, listed_ptr, counts_ptr, pairs, BLOCK: tl.const
 
 @triton.jit
 def expert_product_kernel(
-    x_ptr, weight_ptr, factors_ptr, listed_ptr, counts_ptr, out_ptr, pairs, outputs, inputs,
-    PAIRS_A_ROW: tl.constexpr, GATED: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    factors_ptr,
+    listed_ptr,
+    counts_ptr,
+    out_ptr,
+    pairs,
+    outputs,
+    inputs,
+    PAIRS_A_ROW: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
     """One program per (expert, block of outputs): the products of the expert's pairs.
 
     Gated: out = silu(x @ gate.T) * (x @ up.T), with up's rows behind gate's; else out =
@@ -54,11 +65,7 @@ def expert_product_kernel(
         for start in range(0, inputs, BLOCK_IN):
             k = start + tl.arange(0, BLOCK_IN)
             inside = k < inputs
-            x = tl.load(
-                x_ptr + row[:, None] * inputs + k[None, :],
-                mask=has_pair[:, None] & inside[None, :],
-                other=0.0,
-            )
+            x = tl.load(x_ptr + row[:, None] * inputs + k[None, :], mask=has_pair[:, None] & inside[None, :], other=0.0)
             at = matrix + columns[:, None] * inputs + k[None, :]
             read = has_column[:, None] & inside[None, :]
             weight = tl.load(at, mask=read, other=0.0)

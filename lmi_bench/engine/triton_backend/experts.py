@@ -41,9 +41,7 @@ class StackedExperts:
         count, pairs = len(self._down), rows * per_row
         listed = torch.empty(count, pairs, dtype=torch.int32, device=x.device)
         counts = torch.empty(count, dtype=torch.int32, device=x.device)
-        expert_kernels.list_pairs_kernel[(count,)](
-            chosen, listed, counts, pairs, BLOCK=_LISTED_AT_ONCE
-        )
+        expert_kernels.list_pairs_kernel[(count,)](chosen, listed, counts, pairs, BLOCK=_LISTED_AT_ONCE)
         factors = weights.float().contiguous()
         # the larger tiles of float32 do not fit into a GPU's shared memory
         few = pairs <= _FEW * count or x.dtype == torch.float32
@@ -53,9 +51,19 @@ class StackedExperts:
             tile = _TILES[few]
             grid = (count, triton.cdiv(outputs, tile["BLOCK_OUT"]))
             expert_kernels.expert_product_kernel[grid](
-                x, weight, factors, listed, counts, out, pairs, outputs, inputs,
-                PAIRS_A_ROW=per_row if gated else 1, GATED=gated, **tile,
-            )  # fmt: skip
+                x,
+                weight,
+                factors,
+                listed,
+                counts,
+                out,
+                pairs,
+                outputs,
+                inputs,
+                PAIRS_A_ROW=per_row if gated else 1,
+                GATED=gated,
+                **tile,
+            )
             return out
 
         inner = x.new_empty(pairs, self._inner.shape[1] // 2)

@@ -14,9 +14,8 @@ import triton.language as tl
 
 @triton.jit
 def add_rms_norm_kernel(
-    x_ptr, delta_ptr, weight_ptr, normed_ptr, features, eps, HAS_DELTA: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr, delta_ptr, weight_ptr, normed_ptr, features, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr
+):
     """One program per row: x += delta, if given; normed = rms_norm(x) * weight."""
     row = tl.program_id(0).to(tl.int64)  # offsets of a long prompt exceed 32 bits
     columns = tl.arange(0, BLOCK)
@@ -34,10 +33,21 @@ def add_rms_norm_kernel(
 
 @triton.jit
 def turn_and_store_kernel(
-    qkv_ptr, norm_ptr, cos_ptr, sin_ptr, slots_ptr, turned_ptr, keys_ptr, values_ptr, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
+    qkv_ptr,
+    norm_ptr,
+    cos_ptr,
+    sin_ptr,
+    slots_ptr,
+    turned_ptr,
+    keys_ptr,
+    values_ptr,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One program per (row, head): normalise queries and keys, if asked, and rotate them; store
     keys and values into the cache.
 
@@ -60,9 +70,7 @@ def turn_and_store_kernel(
             scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / HEAD_DIM + eps)
             norm = norm_ptr + head * HEAD_DIM
             x = (wide * scale).to(x.dtype) * tl.load(norm + columns, mask=inside, other=0.0)
-            other = (other.to(tl.float32) * scale).to(x.dtype) * tl.load(
-                norm + others, mask=inside, other=0.0
-            )
+            other = (other.to(tl.float32) * scale).to(x.dtype) * tl.load(norm + others, mask=inside, other=0.0)
         cos = tl.load(cos_ptr + row * HEAD_DIM + columns, mask=inside, other=0.0)
         sin = tl.load(sin_ptr + row * HEAD_DIM + columns, mask=inside, other=0.0)
         x = ((x * cos).to(tl.float32) + other.to(tl.float32) * sin.to(tl.float32)).to(x.dtype)
@@ -84,11 +92,27 @@ def turn_and_store_kernel(
 
 @triton.jit
 def paged_attention_kernel(
-    q_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, sums_ptr, tops_ptr, weights_ptr,
-    q_stride, pages, window, scale, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, GROUP_BLOCK: tl.constexpr,
-    DIM_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    tables_ptr,
+    positions_ptr,
+    sums_ptr,
+    tops_ptr,
+    weights_ptr,
+    q_stride,
+    pages,
+    window,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
     """One program per (row, KV head, split): attention over its share of the row's tokens, with a
     running maximum. A key is read once for all query heads of its group.
 
@@ -106,11 +130,7 @@ def paged_attention_kernel(
     has_head = heads < group
     has_column = columns < HEAD_DIM
     query_rows = row * q_stride + (kv_head * group + heads) * HEAD_DIM
-    q = tl.load(
-        q_ptr + query_rows[:, None] + columns[None, :],
-        mask=has_head[:, None] & has_column[None, :],
-        other=0.0,
-    )
+    q = tl.load(q_ptr + query_rows[:, None] + columns[None, :], mask=has_head[:, None] & has_column[None, :], other=0.0)
     context = tl.load(positions_ptr + row) + 1
     first_token = context * 0
     if window > 0:
@@ -144,17 +164,22 @@ def paged_attention_kernel(
     tl.store(tops_ptr + at_split, top, mask=has_head)
     tl.store(weights_ptr + at_split, weight, mask=has_head)
     tl.store(
-        sums_ptr + at_split[:, None] * HEAD_DIM + columns[None, :],
-        total,
-        mask=has_head[:, None] & has_column[None, :],
+        sums_ptr + at_split[:, None] * HEAD_DIM + columns[None, :], total, mask=has_head[:, None] & has_column[None, :]
     )
 
 
 @triton.jit
 def join_splits_kernel(
-    sums_ptr, tops_ptr, weights_ptr, out_ptr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
+    sums_ptr,
+    tops_ptr,
+    weights_ptr,
+    out_ptr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
     """One program per (row, head): rescale the splits' sums to one maximum, add, normalise."""
     row, head = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV_HEADS
@@ -165,17 +190,9 @@ def join_splits_kernel(
     tops = tl.load(tops_ptr + places)
     factors = tl.exp(tops - tl.max(tops, axis=0))
     weight = tl.sum(tl.load(weights_ptr + places) * factors, axis=0)
-    sums = tl.load(
-        sums_ptr + places[:, None] * HEAD_DIM + columns[None, :],
-        mask=has_column[None, :],
-        other=0.0,
-    )
+    sums = tl.load(sums_ptr + places[:, None] * HEAD_DIM + columns[None, :], mask=has_column[None, :], other=0.0)
     out = tl.sum(sums * factors[:, None], axis=0) / weight
-    tl.store(
-        out_ptr + (row * HEADS + head) * HEAD_DIM + columns,
-        out.to(out_ptr.dtype.element_ty),
-        mask=has_column,
-    )
+    tl.store(out_ptr + (row * HEADS + head) * HEAD_DIM + columns, out.to(out_ptr.dtype.element_ty), mask=has_column)
 
 
 @triton.jit

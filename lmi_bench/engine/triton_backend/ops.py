@@ -26,16 +26,26 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     rows, features = x.shape
     normed = torch.empty_like(x)
     kernels.add_rms_norm_kernel[(rows,)](
-        x, x if delta is None else delta, weight, normed, features, eps,
-        HAS_DELTA=delta is not None, BLOCK=_next_power(features),
-    )  # fmt: skip
+        x,
+        x if delta is None else delta,
+        weight,
+        normed,
+        features,
+        eps,
+        HAS_DELTA=delta is not None,
+        BLOCK=_next_power(features),
+    )
     return normed
 
 
 def turn_and_store(
-    qkv: Tensor, norm: tuple[Tensor, float] | None, turn: tuple[Tensor, Tensor], slots: Tensor,
-    pages: tuple[Tensor, Tensor], num_heads: int,
-) -> Tensor:  # fmt: skip
+    qkv: Tensor,
+    norm: tuple[Tensor, float] | None,
+    turn: tuple[Tensor, Tensor],
+    slots: Tensor,
+    pages: tuple[Tensor, Tensor],
+    num_heads: int,
+) -> Tensor:
     """Normalise and rotate queries and keys, and store keys and values into their pages.
 
     qkv    shape (rows, (heads + 2 * kv_heads) * head_dim)
@@ -50,9 +60,19 @@ def turn_and_store(
     turned = qkv.new_empty(rows, num_heads + kv_heads, head_dim)
     weight, eps = norm or (qkv, 0.0)
     kernels.turn_and_store_kernel[(rows, num_heads + 2 * kv_heads)](
-        qkv, weight, *turn, slots, turned, *pages, eps, HEADS=num_heads, KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim, HAS_NORM=norm is not None, BLOCK=_next_power(head_dim),
-    )  # fmt: skip
+        qkv,
+        weight,
+        *turn,
+        slots,
+        turned,
+        *pages,
+        eps,
+        HEADS=num_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        HAS_NORM=norm is not None,
+        BLOCK=_next_power(head_dim),
+    )
     return turned
 
 
@@ -63,9 +83,8 @@ def splits_for(rows: int, kv_heads: int, pages: int) -> int:
 
 
 def paged_attention(
-    q: Tensor, pages: tuple[Tensor, Tensor], block_tables: Tensor, positions: Tensor, *,
-    window: int | None, splits: int,
-) -> Tensor:  # fmt: skip
+    q: Tensor, pages: tuple[Tensor, Tensor], block_tables: Tensor, positions: Tensor, *, window: int | None, splits: int
+) -> Tensor:
     """Attention of each row over its own context, through its block table: (rows, heads *
     head_dim).
 
@@ -85,14 +104,26 @@ def paged_attention(
     dim_block = max(_LEAST_DOT, _next_power(head_dim))
     sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": head_dim}
     kernels.paged_attention_kernel[(rows, kv_heads, splits)](
-        q, *pages, block_tables, positions, sums, tops, weights, q.stride(0), block_tables.shape[1],
-        window or 0, head_dim**-0.5, **sizes, PAGE=page, TILE=min(page, _TILE),
-        GROUP_BLOCK=max(_LEAST_DOT, _next_power(group)), DIM_BLOCK=dim_block, SPLITS=splits,
-    )  # fmt: skip
-    out = q.new_empty(q.shape)
-    kernels.join_splits_kernel[(rows, heads)](
-        sums, tops, weights, out, **sizes, DIM_BLOCK=dim_block, SPLITS=splits
+        q,
+        *pages,
+        block_tables,
+        positions,
+        sums,
+        tops,
+        weights,
+        q.stride(0),
+        block_tables.shape[1],
+        window or 0,
+        head_dim**-0.5,
+        **sizes,
+        PAGE=page,
+        TILE=min(page, _TILE),
+        GROUP_BLOCK=max(_LEAST_DOT, _next_power(group)),
+        DIM_BLOCK=dim_block,
+        SPLITS=splits,
     )
+    out = q.new_empty(q.shape)
+    kernels.join_splits_kernel[(rows, heads)](sums, tops, weights, out, **sizes, DIM_BLOCK=dim_block, SPLITS=splits)
     return out.view(rows, -1)
 
 
@@ -101,7 +132,5 @@ def silu_multiply(gate_up: Tensor) -> Tensor:
     rows, both = gate_up.shape
     features = both // 2
     out = gate_up.new_empty(rows, features)
-    kernels.silu_multiply_kernel[(rows, triton.cdiv(features, _SILU_BLOCK))](
-        gate_up, out, features, BLOCK=_SILU_BLOCK
-    )
+    kernels.silu_multiply_kernel[(rows, triton.cdiv(features, _SILU_BLOCK))](gate_up, out, features, BLOCK=_SILU_BLOCK)
     return out

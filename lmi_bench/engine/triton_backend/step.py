@@ -12,15 +12,7 @@ from triton.errors import TritonError
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.torch_backend.attention import PackedStep
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, slots_of
-from lmi_bench.engine.torch_backend.layers import (
-    DenseMlp,
-    ExpertMlp,
-    Linear,
-    Mlp,
-    Norm,
-    PlainLinear,
-    plain,
-)
+from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, Linear, Mlp, Norm, PlainLinear, plain
 from lmi_bench.engine.torch_backend.models.decoder import Attend, Decoder
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers, StepResult
@@ -77,9 +69,14 @@ class TritonStep:
         return _OtherSteps(self, eager)
 
     def logits(
-        self, token_ids: Tensor, positions: Tensor, contexts: Tensor, slots: Tensor, attend: Attend,
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        contexts: Tensor,
+        slots: Tensor,
+        attend: Attend,
         sampled_rows: Tensor | slice = slice(None),
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """As `Decoder.logits`, with an `attend` whose keys and values are in the cache."""
         cos, sin = (part[:, 0] for part in self._model.rotary.at(positions, contexts))
         model, cache = self._model, self._cache
@@ -90,9 +87,13 @@ class TritonStep:
             attention, mlp, norm = layer.block, layer.mlp, layer.block.qk_norm
             qkv = attention.qkv(_add_norm(x, delta, layer.attention_norm))
             turned = ops.turn_and_store(
-                qkv, None if norm is None else (norm.tensors[0], norm.eps), (cos, sin), slots,
-                (cache.keys[index], cache.values[index]), heads,
-            )  # fmt: skip
+                qkv,
+                None if norm is None else (norm.tensors[0], norm.eps),
+                (cos, sin),
+                slots,
+                (cache.keys[index], cache.values[index]),
+                heads,
+            )
             values = qkv.view(len(qkv), -1, head_dim)[:, turned.shape[1] :]
             attended = attend(index, turned[:, :heads], turned[:, heads:], values)
             if index == last:  # from here on a row feeds only its own logits
@@ -128,8 +129,7 @@ def _explained() -> Iterator[None]:
     except TritonError as exc:
         reason = str(exc).strip().partition("\n")[0]
         raise EngineError(
-            f"a Triton kernel does not run on this GPU: {reason}; start with --backend torch "
-            "--device cuda"
+            f"a Triton kernel does not run on this GPU: {reason}; start with --backend torch --device cuda"
         ) from exc
 
 
@@ -153,7 +153,6 @@ def _joined(mlp: Mlp) -> tuple[PlainLinear, Linear] | None:
     if gate.bias is not None and up.bias is not None:
         bias = torch.cat((gate.bias, up.bias))
     mlp.gate, mlp.up = (
-        PlainLinear(weight[rows], None if bias is None else bias[rows])
-        for rows in (slice(0, half), slice(half, None))
+        PlainLinear(weight[rows], None if bias is None else bias[rows]) for rows in (slice(0, half), slice(half, None))
     )
     return PlainLinear(weight, bias), mlp.down

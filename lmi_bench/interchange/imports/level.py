@@ -21,9 +21,15 @@ from lmi_bench.interchange.traffic_rows import as_number
 
 LATENCY_KEYS = tuple(LATENCY_KEY[metric] for metric in METRICS)
 _NUMBERS = (
-    "requests", "errors", "output_tokens", "input_tokens", "wall_s", "throughput_tokens_per_s",
-    "total_throughput_tokens_per_s", "request_throughput_per_s",
-)  # fmt: skip
+    "requests",
+    "errors",
+    "output_tokens",
+    "input_tokens",
+    "wall_s",
+    "throughput_tokens_per_s",
+    "total_throughput_tokens_per_s",
+    "request_throughput_per_s",
+)
 NOT_IN_FILE = "not in the imported file"
 Statistics = dict[str, Any]
 
@@ -31,10 +37,7 @@ Statistics = dict[str, Any]
 def stated_load(concurrency: int | None = None, rate_per_s: float | None = None) -> Load:
     """The load that a file states; InputError where it states none, with the option that does."""
     if (concurrency is None) == (rate_per_s is None):
-        raise InputError(
-            "the file does not say under which load it was measured: give --concurrency N or "
-            "--rate R"
-        )
+        raise InputError("the file does not say under which load it was measured: give --concurrency N or --rate R")
     return Load(concurrency, rate_per_s)
 
 
@@ -57,9 +60,7 @@ class Imported:
     notes: tuple[str, ...] = ()
 
 
-def statistics(
-    values: Mapping[str, float | None], *, n: int | None, reason: str = NOT_IN_FILE
-) -> Statistics:
+def statistics(values: Mapping[str, float | None], *, n: int | None, reason: str = NOT_IN_FILE) -> Statistics:
     """The statistics object of a level's line, from a file's statistics in milliseconds.
 
     n       number of samples; None where it is unknown: then every quantile is kept
@@ -80,10 +81,14 @@ def missing(reason: str = NOT_IN_FILE) -> Statistics:
 
 
 def summary_level(
-    load: Load, *, tool: str, numbers: Mapping[str, float | None],
-    latencies: Mapping[str, Statistics], errors_by_kind: Mapping[str, int] | None = None,
+    load: Load,
+    *,
+    tool: str,
+    numbers: Mapping[str, float | None],
+    latencies: Mapping[str, Statistics],
+    errors_by_kind: Mapping[str, int] | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> Level:  # fmt: skip
+) -> Level:
     """A level from another tool's summary; `extra` keeps values that our levels have no field for.
 
     numbers  fields of the level by their names, as far as the file has them
@@ -121,9 +126,13 @@ def summary_level(
 
 
 def record_level(
-    load: Load, records: Sequence[RequestRecord], *, tool: str,
-    missing_metrics: Mapping[str, str] | None = None, extra: Mapping[str, Any] | None = None,
-) -> ImportedLevel:  # fmt: skip
+    load: Load,
+    records: Sequence[RequestRecord],
+    *,
+    tool: str,
+    missing_metrics: Mapping[str, str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> ImportedLevel:
     """A level from another tool's requests, summarised like our own.
 
     records          times in seconds since any common start
@@ -146,9 +155,15 @@ def record_level(
 
 
 def request_record(
-    number: int, sent_s: float, *, times_s: Sequence[float] = (), ttft_s: float | None = None,
-    ended_s: float | None = None, tokens: tuple[int, int] = (0, 0), error: str = "",
-) -> RequestRecord:  # fmt: skip
+    number: int,
+    sent_s: float,
+    *,
+    times_s: Sequence[float] = (),
+    ttft_s: float | None = None,
+    ended_s: float | None = None,
+    tokens: tuple[int, int] = (0, 0),
+    error: str = "",
+) -> RequestRecord:
     """A request by the times of its tokens, or of its first and last token only.
 
     ended_s  needed without `times_s`, unless the request failed
@@ -170,9 +185,7 @@ def request_record(
     return RequestRecord(number, sent_s, exchange, asked, told)
 
 
-_UNIT_MS = {
-    "ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6, "ms/token": 1.0, "s/token": 1e3,
-}  # fmt: skip
+_UNIT_MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6, "ms/token": 1.0, "s/token": 1e3}
 
 
 def in_ms(unit: Any) -> float:

@@ -30,10 +30,20 @@ _ARCHIVED = "profile_export_aiperf.json"
 _MOST_ARCHIVED_BYTES = 64 * MIB
 _MOST_NESTED = 64  # what is kept of a file goes into a run, whose lines have their own limit
 TOOLS = (
-    "vllm bench serve", "SGLang bench_serving", "InferenceX", "AIPerf", "genai-perf", "guidellm",
-    "genai-bench", "llmperf", "llmeter", "inference-perf", "evalscope perf", "awscurl",
+    "vllm bench serve",
+    "SGLang bench_serving",
+    "InferenceX",
+    "AIPerf",
+    "genai-perf",
+    "guidellm",
+    "genai-bench",
+    "llmperf",
+    "llmeter",
+    "inference-perf",
+    "evalscope perf",
+    "awscurl",
     "llm-d benchmark report 0.2",
-)  # fmt: skip
+)
 
 
 def read_results(path: Path, load: Load | None = None) -> Imported:
@@ -73,8 +83,7 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
                 f"benchmark job ({jobs}): import the output.tar.gz of that job"
             )
         raise InputError(
-            f"no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
-            f"known are {', '.join(TOOLS)}"
+            f"no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); known are {', '.join(TOOLS)}"
         )
 
 
@@ -93,8 +102,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {exc}") from exc
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as exc:
         raise InputError(
-            f"{path}: a field is missing or has another form than documented "
-            f"({type(exc).__name__}: {exc})"
+            f"{path}: a field is missing or has another form than documented ({type(exc).__name__}: {exc})"
         ) from exc
 
 
@@ -160,9 +168,7 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
     """
     tools = sorted({part.tool for part in parts})
     if len(tools) > 1:
-        raise InputError(
-            f"files of {' and '.join(tools)} are not one run: import those of each tool separately"
-        )
+        raise InputError(f"files of {' and '.join(tools)} are not one run: import those of each tool separately")
     whole = _joined(parts)
     facts = {key: value for key, value in whole.facts.items() if value not in (None, [])}
     scenario: dict[str, Any] = {"name": "", "model": facts.get("model", ""), "target": tools[0]}

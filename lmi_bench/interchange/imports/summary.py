@@ -74,27 +74,18 @@ class Summary:
         prepared = self.prepare(content)
         first = prepared[0]
         if load is not None and "parameters" in first and len(prepared) > 1:
-            raise InputError(
-                "a sweep states the load of each level: leave --concurrency and --rate out"
-            )
-        lengths = {
-            f"{side}_tokens": levels.whole_of(first, f"{side[0]}sl") for side in ("input", "output")
-        }
+            raise InputError("a sweep states the load of each level: leave --concurrency and --rate out")
+        lengths = {f"{side}_tokens": levels.whole_of(first, f"{side[0]}sl") for side in ("input", "output")}
         return levels.Imported(
             first.get("_tool") or self.tool,
-            tuple(
-                levels.ImportedLevel(self._level(each, load or self._load(each)))
-                for each in prepared
-            ),
+            tuple(levels.ImportedLevel(self._level(each, load or self._load(each))) for each in prepared),
             {name: _first(first, path) for name, path in self.facts.items()},
             {} if None in lengths.values() else lengths,
             (*self.notes, *first.get("_notes", ())),
         )
 
     def _level(self, content: Object, load: Load) -> Level:
-        found = {
-            name: levels.number_of(content, *_paths(path)) for name, path in self.numbers.items()
-        }
+        found = {name: levels.number_of(content, *_paths(path)) for name, path in self.numbers.items()}
         for name, divisor in self.divisors.items():
             found[name] = _of(truediv, found[name], divisor)
         requests, errors, completed, sent = (

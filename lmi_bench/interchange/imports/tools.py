@@ -118,10 +118,7 @@ def _of_guidellm(content: Object) -> Rows:
 def _guidellm_level(benchmark: Object) -> Object:
     """The counts and the load, wherever the report's version keeps them."""
     found = benchmark["metrics"].get("request_latency") or {}
-    kinds = {
-        kind: whole_of(found.get(kind) or {}, "count") or 0
-        for kind in ("successful", "errored", "incomplete")
-    }
+    kinds = {kind: whole_of(found.get(kind) or {}, "count") or 0 for kind in ("successful", "errored", "incomplete")}
     times = benchmark.get("scheduler_metrics") or benchmark
     ends = [number_of(times, f"measure_{edge}_time", f"{edge}_time") for edge in ("start", "end")]
     alone = str(value_at(benchmark, "?strategy.type_")) == "synchronous"
@@ -197,10 +194,14 @@ def _times_ms(row: Object) -> dict[str, float]:
 
 
 _PREPARED: Mapping[str, Callable[[Object], Rows]] = {
-    "sglang": _of_sglang, "aiperf": _of_aiperf, "inferencex": _of_inferencex,
-    "guidellm": _of_guidellm, "genai-bench": _of_genai_bench, "llm-d": _of_llm_d,
+    "sglang": _of_sglang,
+    "aiperf": _of_aiperf,
+    "inferencex": _of_inferencex,
+    "guidellm": _of_guidellm,
+    "genai-bench": _of_genai_bench,
+    "llm-d": _of_llm_d,
     "evalscope": _of_evalscope,
-}  # fmt: skip
+}
 
 
 def summary_of(tool: str) -> Summary:
@@ -281,9 +282,7 @@ def _aiperf_record(number: int, line: Object, tokens: tuple[int, int]) -> Reques
         scale = second_of("inter_chunk_latency")
         times = tuple(accumulate((gap * scale for gap in gaps), initial=sent_s + ttft_s))
     ended_s = sent_s + e2e_s
-    return request_record(
-        number, sent_s, times_s=times, ttft_s=ttft_s, ended_s=ended_s, tokens=tokens
-    )
+    return request_record(number, sent_s, times_s=times, ttft_s=ttft_s, ended_s=ended_s, tokens=tokens)
 
 
 def _llmeter_record(number: int, line: Object, tokens: tuple[int, int]) -> RequestRecord:
@@ -291,8 +290,7 @@ def _llmeter_record(number: int, line: Object, tokens: tuple[int, int]) -> Reque
         sent_s = datetime.fromisoformat(str(line.get("request_time"))).timestamp()
     except ValueError:
         raise InputError(
-            f"response {number} has no request_time that can be read (ISO 8601), got "
-            f"{line.get('request_time')!r}"
+            f"response {number} has no request_time that can be read (ISO 8601), got {line.get('request_time')!r}"
         ) from None
     e2e_s = number_of(line, "time_to_last_token")
     return request_record(
@@ -326,10 +324,7 @@ def _read_llmperf(lines: Rows, load: Load) -> Imported:
             **{key: missing(why) for key, why in tables()["llmperf"]["absent"].items()},
         },
     )
-    notes = (
-        "llmperf's requests have no times of day: no duration and no throughput (its _summary.json "
-        "has both)",
-    )
+    notes = ("llmperf's requests have no times of day: no duration and no throughput (its _summary.json has both)",)
     return Imported("llmperf", (ImportedLevel(level),), notes=notes)
 
 

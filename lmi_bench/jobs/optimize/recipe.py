@@ -79,9 +79,7 @@ class Recipe(Section):
             raise ValueError("variants: name at least one combination to try")
         names = [BASELINE, BASELINE_AGAIN, *(variant.name for variant in self.variants)]
         if len(set(names)) < len(names):
-            raise ValueError(
-                f"variants need names of their own, none of them {BASELINE!r} or {BASELINE_AGAIN!r}"
-            )
+            raise ValueError(f"variants need names of their own, none of them {BASELINE!r} or {BASELINE_AGAIN!r}")
         return self
 
     def settings(self, variant: Variant | None) -> EngineSection:
@@ -182,9 +180,7 @@ def memory_need(recipe: Recipe, shape: ModelShape, name: str, engine: EngineSect
     )
 
 
-def cheapest_machine(
-    need_bytes: int, instances: Iterable[Instance], *, devices: int = 1
-) -> Instance | None:
+def cheapest_machine(need_bytes: int, instances: Iterable[Instance], *, devices: int = 1) -> Instance | None:
     """The cheapest machine with enough accelerators, and enough memory on all of them; or None."""
     fitting = [
         instance
@@ -192,15 +188,12 @@ def cheapest_machine(
         if instance.price_usd_per_hour is not None
         and instance.num_accelerators >= devices
         and instance.neuron_cores is None  # the bundled engine does not run there
-        and instance.num_accelerators * instance.accelerator.memory_bytes * USABLE_FRAC
-        >= need_bytes
+        and instance.num_accelerators * instance.accelerator.memory_bytes * USABLE_FRAC >= need_bytes
     ]
     return min(fitting, key=lambda one: (one.price_usd_per_hour, one.instance_type), default=None)
 
 
-def plan_job(
-    settings: OptimizeSettings,
-) -> tuple[str, list[tuple[MemoryNeed, Instance | None]], Instance | None]:
+def plan_job(settings: OptimizeSettings) -> tuple[str, list[tuple[MemoryNeed, Instance | None]], Instance | None]:
     """The model's name, the need of every variant with its cheapest machine, and the cheapest one
     for the whole job; None: no machine of the catalog has enough memory."""
     recipe = stated_recipe(settings)

@@ -25,25 +25,13 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.jobs.optimize.recipe import (
-    BASELINE,
-    BASELINE_AGAIN,
-    Evaluation,
-    Recipe,
-    Variant,
-    stated_recipe,
-)
+from lmi_bench.jobs.optimize.recipe import BASELINE, BASELINE_AGAIN, Evaluation, Recipe, Variant, stated_recipe
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.jobs.sweep.run import only, sweep_scenario
 from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import held_out_text, make_new_folder
 from lmi_bench.report.html import render_html
-from lmi_bench.report.optimization import (
-    VariantMemory,
-    VariantQuality,
-    VariantResult,
-    optimization_tables,
-)
+from lmi_bench.report.optimization import VariantMemory, VariantQuality, VariantResult, optimization_tables
 from lmi_bench.report.view import build_view
 from lmi_bench.targets.bundled import open_torch_engine, round_weights
 from lmi_bench.targets.parts import EngineParts, close_all
@@ -87,9 +75,7 @@ async def _score(parts: EngineParts, text_ids: Sequence[int]) -> list[float]:
     return scores
 
 
-async def _generate(
-    parts: EngineParts, prompts: Sequence[Prompt]
-) -> tuple[list[tuple[int, ...]], float | None]:
+async def _generate(parts: EngineParts, prompts: Sequence[Prompt]) -> tuple[list[tuple[int, ...]], float | None]:
     """Greedy tokens of each prompt, and the share of drafted ones that held."""
     outputs, drafted, accepted = [], 0, 0
     async with parts.engine() as engine:
@@ -113,8 +99,7 @@ def agreement_frac(outputs: Sequence[Sequence[int]], reference: Sequence[Sequenc
     shares = []
     for mine, theirs in zip(outputs, reference, strict=True):
         same = next(
-            (n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
-            min(len(mine), len(theirs)),
+            (n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
         )
         shares.append(same / max(len(mine), len(theirs)))
     return math.fsum(shares) / len(shares)
@@ -163,9 +148,7 @@ class MeasuredVariant:
         return pooled_run(replace(self.rounds[0], levels=levels, records=records))
 
 
-def optimize(
-    settings: OptimizeSettings, listener: Listener = SILENT
-) -> tuple[Path, list[VariantResult]]:
+def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> tuple[Path, list[VariantResult]]:
     """Measure every variant and write the folder; raises InputError before a model is loaded.
 
     Returns the folder, and the variants, the baseline first.
@@ -253,10 +236,7 @@ def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]
 
 
 def _measure(
-    recipe: Recipe,
-    variant: Variant | None,
-    data: tuple[list[int], list[Prompt]],
-    listener: Listener,
+    recipe: Recipe, variant: Variant | None, data: tuple[list[int], list[Prompt]], listener: Listener
 ) -> MeasuredVariant:
     name = BASELINE if variant is None else variant.name
     settings = recipe.settings(variant)
@@ -277,9 +257,7 @@ def _measure(
     return MeasuredVariant(name, settings, parts, *quality, stages_s, product_s=product_s)
 
 
-def _sweep_in_rounds(
-    recipe: Recipe, measured: Sequence[MeasuredVariant], folder: Path, listener: Listener
-) -> None:
+def _sweep_in_rounds(recipe: Recipe, measured: Sequence[MeasuredVariant], folder: Path, listener: Listener) -> None:
     """Sweep all variants in turn, each round in the opposite order of the one before.
 
     A drift of the machine then meets every variant, and the baseline both first and last.
@@ -308,9 +286,7 @@ def _sweep(scenario: Scenario, folder: Path, name: str, listener: Listener) -> R
         out = folder / (name if attempt == 1 else f"{name}-{attempt}")
         result = sweep_scenario(scenario, listener=heard, out=out)
         if result.interrupted:
-            listener.warn(
-                f"interrupted before variants were judged; finished levels are in {folder}"
-            )
+            listener.warn(f"interrupted before variants were judged; finished levels are in {folder}")
             raise KeyboardInterrupt  # Ctrl-C ends the job, not this sweep alone
         run = result.pooled
         invalid = next((level for level in run.levels if not level.valid), None) if run else None
@@ -329,18 +305,13 @@ def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
         {
             "model": recipe.model,
             "workload": {"output_tokens": evaluate.output_tokens, **prompts},
-            "load": {
-                "concurrency": list(evaluate.concurrency),
-                "requests_per_user": evaluate.requests_per_user,
-            },
+            "load": {"concurrency": list(evaluate.concurrency), "requests_per_user": evaluate.requests_per_user},
             "engine": settings.model_dump(),
         }
     )
 
 
-def _keep_artefacts(
-    recipe: Recipe, variant: Variant, each: MeasuredVariant, folder: Path, listener: Listener
-) -> None:
+def _keep_artefacts(recipe: Recipe, variant: Variant, each: MeasuredVariant, folder: Path, listener: Listener) -> None:
     start_s = time.monotonic()
     out = folder / f"{variant.name}-model" if variant.save else None
     each.layer_errors, saved_bytes = round_weights(recipe.model, each.settings, out, listener)
@@ -414,9 +385,7 @@ def undecided_levels(each: VariantResult, results: Sequence[VariantResult]) -> t
         return abs(math.log(ratio)) if ratio else 0.0
 
     return tuple(
-        level
-        for level in each.throughput_ratios
-        if departure(each, level) <= max(equal, departure(again, level))
+        level for level in each.throughput_ratios if departure(each, level) <= max(equal, departure(again, level))
     )
 
 

@@ -53,8 +53,7 @@ class ServeSettings(Settings):
     fair_by: str | None = option(default="first come, first served", rare=True)
     client_share: float = option(value=1.0, must="above 0 and at most 1", rare=True)
     lmi_replies: str | None = option(
-        default="the serving.properties' container's, tgi with TGI's variables, else rolling",
-        rare=True,
+        default="the serving.properties' container's, tgi with TGI's variables, else rolling", rare=True
     )
     require_signature: bool = option(value=False)
     serving_properties: Path | None = option()
@@ -108,9 +107,7 @@ class GenerateSettings(Settings):
         if "" in self.stop:
             raise InputError("--stop '': an empty text would end every answer; leave it out")
         if len(self.choices) == 1:
-            raise InputError(
-                "--choices needs at least two answers to rank: --choices yes --choices no"
-            )
+            raise InputError("--choices needs at least two answers to rank: --choices yes --choices no")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +115,7 @@ class CompileSettings:
     """The model, the shapes of its decode steps, and the folder for what is compiled."""
 
     model: str = option("Demo model or Hugging Face folder.", value=REQUIRED, argument=True)
-    out: Path = option(
-        "Folder for the compiled steps; earlier ones stay.", "--out", "-o", value=REQUIRED
-    )
+    out: Path = option("Folder for the compiled steps; earlier ones stay.", "--out", "-o", value=REQUIRED)
     shapes: str | None = option(
         "Shapes of the steps as SEQUENCESxTOKENS of context, such as 1x512,8x512.",
         old_names=("--compile-shapes",),
@@ -151,24 +146,16 @@ class PerplexitySettings(Settings):
         default="a built-in text; for demo-text, of the kind that it has learnt",
     )
     max_tokens: int = option("Maximum number of tokens to score.", value=8192, must="at least 2")
-    dtype: str = option(
-        "Number format of the weights: float32, bfloat16 or float16.", value="float32"
-    )
-    quantize: str = option(
-        "Quantization: none, int8, awq-int4, awq-int3, smoothquant or fp8.", value="none"
-    )
+    dtype: str = option("Number format of the weights: float32, bfloat16 or float16.", value="float32")
+    quantize: str = option("Quantization: none, int8, awq-int4, awq-int3, smoothquant or fp8.", value="none")
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizeSettings:
     """A recipe of techniques, and what replaces parts of it."""
 
-    recipe: Path | None = option(
-        "Variants to try and data to judge them on.", argument=True, metavar="[RECIPE.yaml]"
-    )
-    model: str | None = option(
-        _MODEL, help="Model: a demo model or a folder.", default="the recipe's"
-    )
+    recipe: Path | None = option("Variants to try and data to judge them on.", argument=True, metavar="[RECIPE.yaml]")
+    model: str | None = option(_MODEL, help="Model: a demo model or a folder.", default="the recipe's")
     dataset: Path | None = option("Prompts as JSON lines with `prompt`.", default="the recipe's")
     text: Path | None = option("Text file for the perplexity.", default="the recipe's")
     out: Path | None = option("Folder of the job.", "--out", "-o", default="below runs/")
@@ -195,9 +182,7 @@ class CollectiveSettings(Settings):
         if self.ranks < 2:
             raise InputError(f"--ranks {self.ranks}: an all-reduce needs at least 2")
         if self.ranks % self.groups or self.ranks // self.groups < 2:
-            raise InputError(
-                f"--groups {self.groups}: {self.ranks} ranks give no equal groups of at least 2"
-            )
+            raise InputError(f"--groups {self.groups}: {self.ranks} ranks give no equal groups of at least 2")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,7 @@ class DeploySettings(Settings):
     model: str | None = option(planning.MODEL, group=LAYOUT)
     instance: str | None = option(INSTANCE, group=LAYOUT)
     stated: Stated = NOTHING
-    profile: str | None = option(
-        planning.PROFILE, default="the one nearest to the server's version", group=LAYOUT
-    )
+    profile: str | None = option(planning.PROFILE, default="the one nearest to the server's version", group=LAYOUT)
     server: Server = field(default_factory=Server)
     endpoint: EndpointSettings = field(default_factory=EndpointSettings)
 
@@ -43,12 +41,8 @@ class DeploySettings(Settings):
         }
         names = [name for name, is_given in given.items() if is_given]
         if server.is_kubernetes and names:
-            raise InputError(
-                f"SageMaker's options have no effect here: leave out {', '.join(names)}"
-            )
-        if server.prometheus != PROMETHEUS and not (
-            server.is_kubernetes and endpoint.max_instances
-        ):
+            raise InputError(f"SageMaker's options have no effect here: leave out {', '.join(names)}")
+        if server.prometheus != PROMETHEUS and not (server.is_kubernetes and endpoint.max_instances):
             raise InputError("--prometheus is for --platform kubernetes with --max-instances")
         if self.recommendation is not None and self.stated.typical_tokens is not None:
             raise InputError("--typical-tokens: a recommendation has its workload's; leave it out")
@@ -60,9 +54,7 @@ class LimitsSettings(Settings):
 
     model: str = option(planning.MODEL, value=REQUIRED)
     instance: str = option(INSTANCE, value=REQUIRED)
-    tensor_parallel: int | None = option(
-        planning.TENSOR_PARALLEL, default="all possible", group=None
-    )
+    tensor_parallel: int | None = option(planning.TENSOR_PARALLEL, default="all possible", group=None)
     dtype: str | None = option(planning.DTYPE, group=None)
     rope_factor: float = option(
         "Factor by which RoPE scaling extends the trained positions.", value=1.0, must="1 or more"

@@ -8,10 +8,7 @@ from lmi_bench.core.option import Option, Stated, overrides
 from lmi_bench.engine.quantization import parse_scheme
 
 STEP_TRACE: Final = Option("File for a Chrome trace of the engine's steps and requests.")
-_NOT_OF_STEPS: Final = (
-    *("compile", "compile_shapes", "artefact"),
-    *("draft", "draft_tokens", "draft_adaptive"),
-)
+_NOT_OF_STEPS: Final = (*("compile", "compile_shapes", "artefact"), *("draft", "draft_tokens", "draft_adaptive"))
 MODEL: Final = Stated(ModelFields)
 COMPILED: Final = Stated(
     ModelFields, tuple(each.name for each in fields(ModelFields) if each.name not in _NOT_OF_STEPS)

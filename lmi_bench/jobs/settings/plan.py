@@ -43,9 +43,7 @@ class PredictSettings(Settings):
     instance: str = option(value=REQUIRED)
     input_tokens: int | None = option(planning.INPUT_TOKENS)
     output_tokens: int | None = option(planning.OUTPUT_TOKENS)
-    tensor_parallel: int | None = option(
-        planning.TENSOR_PARALLEL, default="the smallest that fits", group=None
-    )
+    tensor_parallel: int | None = option(planning.TENSOR_PARALLEL, default="the smallest that fits", group=None)
     replicas: int = option(value=1, must="at least 1")
     concurrency: str | None = option(group=planning.LOAD)
     rate: str | None = option(group=planning.LOAD)
@@ -62,9 +60,7 @@ class PredictSettings(Settings):
     documents: str | None = option(planning.DOCUMENTS)
     turns: str | None = option(planning.TURNS)
     think_time: str | None = option(group=planning.WORKLOAD)
-    prefix_cache: bool = option(
-        "--prefix-cache/--no-prefix-cache", value=True, group=planning.WORKLOAD
-    )
+    prefix_cache: bool = option("--prefix-cache/--no-prefix-cache", value=True, group=planning.WORKLOAD)
     seed: int = option(planning.SEED, value=0)
     router: str | None = option(planning.ROUTER)
     speculation: planning.DraftSettings = field(default_factory=planning.DraftSettings)
@@ -72,9 +68,7 @@ class PredictSettings(Settings):
     dp_attention: bool = option(value=False, group=planning.ENGINE)
     pp: int = option(value=1, must="at least 1", group=planning.ENGINE)
     hosts: int = option(value=1, must="at least 1", group=planning.ENGINE)
-    network_gbps: float | None = option(
-        default="that of the machine, or 400", must="above 0", group=planning.ENGINE
-    )
+    network_gbps: float | None = option(default="that of the machine, or 400", must="above 0", group=planning.ENGINE)
     disaggregate: str | None = option(metavar="P:D", group=planning.ENGINE)
     prefill_tp: int | None = option(default="--tp", must="at least 1", group=planning.ENGINE)
     kv_tokens: int | None = option(planning.KV_TOKENS)
@@ -117,9 +111,7 @@ class PredictSettings(Settings):
                     f"{self.input_tokens} tokens: the last token is always computed"
                 )
         elif self.input_tokens is None or self.output_tokens is None:
-            raise InputError(
-                "give --input-tokens and --output-tokens, or --mix, --input-lengths or --trace"
-            )
+            raise InputError("give --input-tokens and --output-tokens, or --mix, --input-lengths or --trace")
 
     @property
     def workers(self) -> tuple[int, int] | None:
@@ -128,9 +120,7 @@ class PredictSettings(Settings):
             return None
         parts = self.disaggregate.split(":")
         if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
-            raise InputError(
-                f"--disaggregate {self.disaggregate}: write the workers of both pools, such as 1:3"
-            )
+            raise InputError(f"--disaggregate {self.disaggregate}: write the workers of both pools, such as 1:3")
         return int(parts[0]), int(parts[1])
 
     @property
@@ -165,16 +155,12 @@ class CalibrateSettings(Settings):
     engine  Engine and version, such as 'sglang 0.5.2'.
     """
 
-    sources: tuple[Path, ...] = option(
-        value=(), argument=True, metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]"
-    )
+    sources: tuple[Path, ...] = option(value=(), argument=True, metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]")
     out: Path | None = option("--out", "-o", default="none; --on: profile.json in its folder")
     profile: str | None = option(default="by the source")
     model: str | None = option(planning.MODEL, default="that of the source")
     instance: str | None = option(_MEASURED_ON)
-    tensor_parallel: int | None = option(
-        "--tp", default="that of the source, else 1", must="at least 1"
-    )
+    tensor_parallel: int | None = option("--tp", default="that of the source, else 1", must="at least 1")
     dtype: str | None = option(_MEASURED_DTYPE)
     version: str | None = option()
     next_levels: int = option("--next", value=0, must="0 or more")
@@ -265,9 +251,7 @@ class VerifySettings(Settings):
 
     recommendation: Path = option(planning.RECOMMENDATION, value=REQUIRED, metavar="REC.json")
     target: str = option(value=REQUIRED)
-    share: float | None = option(
-        default="1; sim: that of one replica", must="above 0 and at most 1"
-    )
+    share: float | None = option(default="1; sim: that of one replica", must="above 0 and at most 1")
     requests: int | None = option(default="enough for every SLO's quantile, at least 300")
     model: str | None = option("--model", "-m", default="the plan's")
     api_key: str | None = option(API_KEY)
@@ -310,9 +294,7 @@ class DaySettings(Settings):
     least_slo_share: float = option(value=0.99)
     policy: tuple[str, ...] = option(value=())
     trace: Path | None = option()
-    router: str = option(
-        planning.ROUTER, value="least-outstanding", help="Router of the machines.", group=None
-    )
+    router: str = option(planning.ROUTER, value="least-outstanding", help="Router of the machines.", group=None)
     answer_time: float | None = option(default="REC's, else 10", must="above 0 s")
     wait_limit: float = option(value=1.0)
     seed: int = option(planning.SEED, value=0, group=None)
@@ -353,20 +335,12 @@ class MemorySettings(Settings):
     dtype: str = option(_DTYPE, value="float16")
     kv_dtype: str | None = option(planning.KV_DTYPE)
     batch: int = option("Sequences at once.", value=1, must="at least 1")
-    tokens: int = option(
-        "Tokens of each sequence, input and output.", value=4096, must="at least 1"
-    )
+    tokens: int = option("Tokens of each sequence, input and output.", value=4096, must="at least 1")
     tensor_parallel: int = option("Devices of one copy.", "--tp", value=1, must="at least 1")
     accelerator: str | None = option("Accelerator, such as A10G, for the shares of its memory.")
-    memory_gb: float | None = option(
-        "Memory of a device in GB.", default="the accelerator's", must="above 0"
-    )
-    overhead_gb: float = option(
-        "Memory that the framework takes, in GB.", value=0.0, must="at least 0"
-    )
-    parameters_b: float | None = option(
-        "Parameters in 1e9, instead of the model's own number.", must="above 0"
-    )
+    memory_gb: float | None = option("Memory of a device in GB.", default="the accelerator's", must="above 0")
+    overhead_gb: float = option("Memory that the framework takes, in GB.", value=0.0, must="at least 0")
+    parameters_b: float | None = option("Parameters in 1e9, instead of the model's own number.", must="above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,9 +350,7 @@ class BatchSettings(Settings):
     model: str = option(planning.MODEL, value=REQUIRED)
     accelerator: str = option("Accelerator, such as A10G.", value=REQUIRED)
     dtype: str = option(_DTYPE, value="float16")
-    tokens: int = option(
-        "Cached tokens of each sequence; length of the prompt.", value=4096, must="at least 1"
-    )
+    tokens: int = option("Cached tokens of each sequence; length of the prompt.", value=4096, must="at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,14 +360,10 @@ class BlendedSettings(Settings):
     instance: str | None = option("Instance type, for its price.")
     price: float | None = option("Price in USD per hour.", default="the catalog's", must="above 0")
     throughput: float | None = option("Throughput in output tokens per second.", must="above 0")
-    concurrency: float | None = option(
-        "Concurrent requests, with --itl instead of a throughput.", must="above 0"
-    )
+    concurrency: float | None = option("Concurrent requests, with --itl instead of a throughput.", must="above 0")
     itl: float | None = option("Median inter-token latency in ms.", must="above 0")
     ratio: float = option("Input tokens for each output token.", value=3.0, must="above 0")
-    discount: float = option(
-        "Discount on the price, 0 to 1.", value=0.0, must="at least 0 and below 1"
-    )
+    discount: float = option("Discount on the price, 0 to 1.", value=0.0, must="at least 0 and below 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,9 +372,5 @@ class SavingsSettings(Settings):
 
     cheap: str = option("Cheaper instance type.", argument=True, value=REQUIRED, metavar="CHEAP")
     dear: str = option("Dearer instance type.", argument=True, value=REQUIRED, metavar="DEAR")
-    cheap_price: float | None = option(
-        "Price of CHEAP in USD/h.", default="the catalog's", must="above 0"
-    )
-    dear_price: float | None = option(
-        "Price of DEAR in USD/h.", default="the catalog's", must="above 0"
-    )
+    cheap_price: float | None = option("Price of CHEAP in USD/h.", default="the catalog's", must="above 0")
+    dear_price: float | None = option("Price of DEAR in USD/h.", default="the catalog's", must="above 0")

@@ -13,9 +13,18 @@ OBJECTIVES: Final = ("cost", "cost-per-hour", "cost-per-1m", "latency", "through
 
 # Options that `--portfolio` takes; its file states models, loads and SLOs.
 _OF_A_PORTFOLIO: Final = (
-    "portfolio", "instance", "tensor_parallel", "profile", "prices", "platform", "region",
-    "purchase", "commit_discount", "committed", "availability",
-)  # fmt: skip
+    "portfolio",
+    "instance",
+    "tensor_parallel",
+    "profile",
+    "prices",
+    "platform",
+    "region",
+    "purchase",
+    "commit_discount",
+    "committed",
+    "availability",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +36,13 @@ class AxisSettings:
     dtype: str | None = option(planning.DTYPE)
     kv_dtype: str | None = option(planning.KV_DTYPE)
     max_batch: str | None = option("Maximum number of sequences in a batch.")
-    prefill_tokens: str | None = option(
-        "Maximum prompt tokens of a step; the chunk size with --chunked-prefill on."
-    )
-    chunked_prefill: str | None = option(
-        "Chunked prefill, within decode steps: on, off.", old_names=("--chunked",)
-    )
+    prefill_tokens: str | None = option("Maximum prompt tokens of a step; the chunk size with --chunked-prefill on.")
+    chunked_prefill: str | None = option("Chunked prefill, within decode steps: on, off.", old_names=("--chunked",))
     memory_share: str | None = option("Share of a device's memory that the engine takes, 0 to 1.")
     graphs: str | None = option("CUDA graphs: on, off.", rare=True)
     replicas: str | None = option("Copies of the model on a machine.", default="as many as fit")
     speculation: planning.DraftSettings = field(default_factory=planning.DraftSettings)
-    ep: str | None = option(
-        "Expert parallelism: on, off.", default="both for mixtures, if the engine has it"
-    )
+    ep: str | None = option("Expert parallelism: on, off.", default="both for mixtures, if the engine has it")
     dp_attention: str | None = option(
         "Data-parallel attention: on, off.", default="both for mixtures with latent attention"
     )
@@ -101,34 +104,22 @@ class RecommendSettings(Settings):
     max_usd_per_hour: float | None = option(group=planning.LIMITS, must="above 0")
     max_usd_per_month: float | None = option(group=planning.LIMITS, must="above 0")
     max_usd_per_1m: float | None = option(group=planning.LIMITS, must="above 0")
-    instance: tuple[str, ...] = option(
-        value=(), default="all, or the run's", group=planning.MACHINES
-    )
+    instance: tuple[str, ...] = option(value=(), default="all, or the run's", group=planning.MACHINES)
     tensor_parallel: tuple[int, ...] = option(
-        planning.TENSOR_PARALLEL,
-        value=(),
-        help="Tensor-parallel degree to consider; repeatable.",
-        default="all",
+        planning.TENSOR_PARALLEL, value=(), help="Tensor-parallel degree to consider; repeatable.", default="all"
     )
-    measured_on: tuple[str, ...] = option(
-        value=(), metavar="INSTANCE[:TP]", group=planning.MACHINES
-    )
+    measured_on: tuple[str, ...] = option(value=(), metavar="INSTANCE[:TP]", group=planning.MACHINES)
     profile: str | None = option(planning.PROFILE)
     kv_tokens: int | None = option(planning.KV_TOKENS)
     host_cache: Stated = planning.HOST_CACHE
     engine_version: str | None = option(planning.ENGINE_VERSION)
-    machine_price: float | None = option(
-        planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True
-    )
+    machine_price: float | None = option(planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True)
     price_list: planning.PriceSettings = field(default_factory=planning.PriceSettings)
     region: tuple[str, ...] = option(value=(), default="all", group=planning.PRICES, rare=True)
     purchase: str = option(value="on-demand", group=planning.PRICES)
     commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
     committed: int | None = option(
-        default="as many as are needed",
-        group=planning.PRICES,
-        rare=True,
-        must="0 or more machines",
+        default="as many as are needed", group=planning.PRICES, rare=True, must="0 or more machines"
     )
     availability: str = option(value="none", group=planning.LIMITS)
     blended_ratio: float = option(value=3.0, must="at least 0", group=planning.PRICES, rare=True)

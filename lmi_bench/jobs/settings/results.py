@@ -18,23 +18,15 @@ _HOURS: Final = 24.0
 class ReportSettings(Settings):
     """Results, and the files to write about them."""
 
-    runs: tuple[Path, ...] = option(
-        "Run folders, written by `sweep`.", value=(), argument=True, metavar="[RUN_DIR]..."
-    )
-    recommendation: tuple[Path, ...] = option(
-        "File written by `recommend --json`; repeatable.", value=()
-    )
-    label: tuple[str, ...] = option(
-        "Label of a run, in the order of the runs; repeatable.", value=()
-    )
+    runs: tuple[Path, ...] = option("Run folders, written by `sweep`.", value=(), argument=True, metavar="[RUN_DIR]...")
+    recommendation: tuple[Path, ...] = option("File written by `recommend --json`; repeatable.", value=())
+    label: tuple[str, ...] = option("Label of a run, in the order of the runs; repeatable.", value=())
     title: str = option("Title of the page.", value="")
     figures: Path | None = option("Folder for the curves as pictures.")
     figure_format: str = option("Format of the pictures: png, svg or pdf.", value="png")
     markdown: Path | None = option("File for the tables as Markdown.")
     repair: bool = option(
-        "Runs that a power loss tore: written whole first, the old files kept beside.",
-        value=False,
-        rare=True,
+        "Runs that a power loss tore: written whole first, the old files kept beside.", value=False, rare=True
     )
     out: Path = option("HTML file.", "--out", "-o", value=Path("report.html"))
 
@@ -59,12 +51,8 @@ class GateSettings:
     slo: tuple[str, ...] = option(
         "SLO such as ttft_p90<=1s; repeatable.", value=(), default="those of the run's scenario"
     )
-    at: tuple[float, ...] = option(
-        "Load to judge, in users or req/s; repeatable.", value=(), default="every level"
-    )
-    failures: str = option(
-        "Failed requests in SLOs: exclude, or infinite (as latency).", value="exclude"
-    )
+    at: tuple[float, ...] = option("Load to judge, in users or req/s; repeatable.", value=(), default="every level")
+    failures: str = option("Failed requests in SLOs: exclude, or infinite (as latency).", value="exclude")
     baseline: Path | None = option("Earlier run of the same workload.")
     rules: str | None = option("Public rules under which the run should count: agentx.")
     max_regression: str | None = option(
@@ -79,9 +67,7 @@ class ExportSettings:
     """A run and the format to write it in."""
 
     run: Path = option(_RUN, value=REQUIRED)
-    export_format: str = option(
-        "Format: csv, parquet, json or llm-d (report 0.2).", "--format", "-f", value="csv"
-    )
+    export_format: str = option("Format: csv, parquet, json or llm-d (report 0.2).", "--format", "-f", value="csv")
     out: Path | None = option("Folder for the files.", "--out", "-o", default="RUN-export")
 
 

@@ -12,8 +12,7 @@ from lmi_bench.core.scenario_fields import ClientFields, TopFields
 from lmi_bench.jobs.settings.engine import BATCHING, MODEL, STEP_TRACE, stated_settings
 
 API_KEY: Final = Option(
-    "Key sent as a bearer token, to Anthropic's API as x-api-key; never written to a file.",
-    envvar="LMI_BENCH_API_KEY",
+    "Key sent as a bearer token, to Anthropic's API as x-api-key; never written to a file.", envvar="LMI_BENCH_API_KEY"
 )
 
 HEADER: Final = Option("Header of every request, 'Name: value'; repeatable.", ("--header", "-H"))
@@ -30,9 +29,7 @@ class TargetSettings:
 
     GROUP: ClassVar = "Target"
 
-    scenario: str | None = option(
-        argument=True, metavar="[SCENARIO.yaml|TARGET]", group="Arguments"
-    )
+    scenario: str | None = option(argument=True, metavar="[SCENARIO.yaml|TARGET]", group="Arguments")
     matrix: Path | None = option()
     against: str | None = option(metavar="TARGET", rare=True)
     target: Stated = Stated(TopFields, ("target", "model", "protocol"))
@@ -182,8 +179,7 @@ def _with_axes(found: dict[str, Any]) -> dict[str, Any]:
     if rate is not None and float("inf") in rate:
         if len(rate) > 1 or users is None:
             raise InputError(
-                "--rate inf is no rate: to send all at once give --concurrency N alone, else "
-                "requests per second"
+                "--rate inf is no rate: to send all at once give --concurrency N alone, else requests per second"
             )
         del found["load.rate_per_s"]
     elif rate is not None and users is not None:

@@ -11,24 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.results.repeats import (
-    LOOKS,
-    MAX_ATTEMPTS,
-    PairedChange,
-    paired_changes,
-    parse_until,
-)
+from lmi_bench.analysis.results.repeats import LOOKS, MAX_ATTEMPTS, PairedChange, paired_changes, parse_until
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.result import SweepResult
-from lmi_bench.jobs.sweep.run import (
-    only,
-    read_options,
-    read_scenario,
-    refuse_without_effect,
-    sweep_scenario,
-)
+from lmi_bench.jobs.sweep.run import only, read_options, read_scenario, refuse_without_effect, sweep_scenario
 from lmi_bench.targets.bench import Access
 
 KEY_OF_B = "LMI_BENCH_API_KEY_B"

@@ -177,9 +177,7 @@ class Budget:
         if self.instance is not None:
             price = find_instance(self.instance).price_usd_per_hour
             if price is None:
-                raise InputError(
-                    f"the catalog has no price of {self.instance}: give --price-per-hour"
-                )
+                raise InputError(f"the catalog has no price of {self.instance}: give --price-per-hour")
         if price is None and self.max_usd is not None:
             raise InputError("--max-spend needs a price: give --price-per-hour or --instance")
         return price
@@ -251,9 +249,7 @@ class Spend:
                     elapsed_s=now_s - self._level_started_s,
                     spent_usd=self._spent_usd(now_s),
                     usd_per_1m_output_tokens=usd_per_1m_tokens(price, line.throughput_tokens_per_s),
-                    usd_per_1m_total_tokens=usd_per_1m_tokens(
-                        price, line.total_throughput_tokens_per_s
-                    ),
+                    usd_per_1m_total_tokens=usd_per_1m_tokens(price, line.total_throughput_tokens_per_s),
                 )
             return self._with_instances(line)
 
@@ -275,9 +271,7 @@ class Spend:
             now_s = self.clock()
             self._earlier_usd, self._started_s = self._spent_usd(now_s), now_s
             self.usd_per_hour *= now / before
-        reason = (
-            f"the endpoint went from {before} to {now} instances during the level: run it again"
-        )
+        reason = f"the endpoint went from {before} to {now} instances during the level: run it again"
         invalid_reason = "; ".join(filter(None, (line.invalid_reason, reason)))
         return replace(line, instances=now, valid=False, invalid_reason=invalid_reason)
 

@@ -142,9 +142,7 @@ def best_good_share(run: Run, limits: Sequence[Slo]) -> float:
     )
 
 
-def finished_run(
-    folder: Path, scenario: Scenario, slo_options: SloOptions = AS_STATED
-) -> SweepResult | None:
+def finished_run(folder: Path, scenario: Scenario, slo_options: SloOptions = AS_STATED) -> SweepResult | None:
     """The complete run in a folder; None if another scenario began it or a level is missing.
 
     The result's scenario has the values that the run found out when it began.

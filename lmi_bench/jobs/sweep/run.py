@@ -21,13 +21,7 @@ from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts, read_manifest
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import MANIFEST, RunStore, is_unstarted, load_run
-from lmi_bench.core.scenario import (
-    SIMULATED_PREFIX,
-    Scenario,
-    is_endpoint,
-    load_scenario,
-    parse_scenario,
-)
+from lmi_bench.core.scenario import SIMULATED_PREFIX, Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.core.slo import parse_goodput, parse_slo
 from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
 from lmi_bench.jobs.sweep import limits, watch
@@ -41,13 +35,7 @@ from lmi_bench.loadgen.run.level_runner import Progress
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
-from lmi_bench.targets.applies import (
-    kind_of,
-    refuse_idle,
-    refuse_load,
-    refuse_tokens,
-    stated_names,
-)
+from lmi_bench.targets.applies import kind_of, refuse_idle, refuse_load, refuse_tokens, stated_names
 from lmi_bench.targets.bench import NO_ACCESS, Access, Bench, read_headers
 from lmi_bench.targets.open import open_bench
 
@@ -136,31 +124,25 @@ def read_options(settings: SweepSettings) -> SweepOptions:
     return SweepOptions(
         access=Access(settings.target.api_key, read_headers(settings.target.header)),
         budget=limits.Budget(stated.price_per_hour, stated.instance, stated.max_spend),
-        slo=SloOptions(
-            tuple(parse_goodput(goodput)) if goodput else (), limits.read_failures(stated.failures)
-        ),
-        client=watch.Client(
-            read_workers(client.workers),
-            client.metrics_url,
-            hosts,
-            listen,
-            client.ray,
-        ),
+        slo=SloOptions(tuple(parse_goodput(goodput)) if goodput else (), limits.read_failures(stated.failures)),
+        client=watch.Client(read_workers(client.workers), client.metrics_url, hosts, listen, client.ray),
         trace=settings.run.step_trace,
         cloudwatch_wait_s=watch.DEFAULT_WAIT_S if wait_s is None else wait_s,
         max_time=stated.max_time,
-        max_error_share=None
-        if max_errors == "none"
-        else limits.read_share("--max-errors", max_errors),
+        max_error_share=None if max_errors == "none" else limits.read_share("--max-errors", max_errors),
         live=settings.run.live,
         startup=settings.run.measure_startup,
     )
 
 
 def sweep_scenario(
-    scenario: Scenario, options: SweepOptions = DEFAULT_OPTIONS, listener: Listener = SILENT, *,
-    out: Path | None, resume: bool = False,
-) -> SweepResult:  # fmt: skip
+    scenario: Scenario,
+    options: SweepOptions = DEFAULT_OPTIONS,
+    listener: Listener = SILENT,
+    *,
+    out: Path | None,
+    resume: bool = False,
+) -> SweepResult:
     """Run one scenario into a run folder; raises InputError before anything is written.
 
     out  None: a folder below runs/, named by the time
@@ -179,9 +161,7 @@ def sweep_scenario(
         found = finished_run(out, scenario, options.slo) if resume and out is not None else None
         if found is not None:
             on_folder(found.folder)
-            listener.note(
-                f"{out} is finished, {len(found.levels)} level(s): nothing is left to send"
-            )
+            listener.note(f"{out} is finished, {len(found.levels)} level(s): nothing is left to send")
             return found
         tracer = None
         if options.trace is not None:
@@ -207,9 +187,14 @@ def sweep_scenario(
 
 
 def _measure(
-    bench: Bench, options: SweepOptions, folder: Path, listener: Listener,
-    on_folder: Callable[[Path], None], *, resume: bool,
-) -> SweepResult:  # fmt: skip
+    bench: Bench,
+    options: SweepOptions,
+    folder: Path,
+    listener: Listener,
+    on_folder: Callable[[Path], None],
+    *,
+    resume: bool,
+) -> SweepResult:
     """Run the levels and save their results in the folder."""
     budget, scenario = options.budget, bench.scenario
     kept = read_manifest(folder / MANIFEST) if resume and (folder / MANIFEST).exists() else None
@@ -250,9 +235,7 @@ def _measure(
         facts = bench.knee_facts(pooled.levels)
         knees = find_knees(pooled.levels, records=pooled.records, facts=facts)
         store.write_knees(knees)
-        seen = watch.read_cloudwatch(
-            bench, store.levels, listener, wait_s=options.cloudwatch_wait_s
-        )
+        seen = watch.read_cloudwatch(bench, store.levels, listener, wait_s=options.cloudwatch_wait_s)
         if seen:
             store.write_cloudwatch(seen)
             run = load_run(folder)
@@ -268,23 +251,18 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
         scenario = parse_scenario({})
     elif is_endpoint(scenario_or_url) or scenario_or_url.startswith(SIMULATED_PREFIX):
         if overrides.get("target") is not None:
-            raise InputError(
-                f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"
-            )
+            raise InputError(f"two targets: {scenario_or_url} and --target {overrides['target']}; give one")
         scenario, overrides["target"] = parse_scenario({}), scenario_or_url
     elif _HOST_AND_PORT.fullmatch(scenario_or_url) and not Path(scenario_or_url).exists():
-        raise InputError(
-            f"there is no file {scenario_or_url}; for a server write http://{scenario_or_url}"
-        )
+        raise InputError(f"there is no file {scenario_or_url}; for a server write http://{scenario_or_url}")
     else:
         scenario = load_scenario(Path(scenario_or_url))
     return scenario.with_overrides(overrides)
 
 
 def _open_store(
-    folder: Path, bench: Bench, options: SweepOptions, salt: str, prompts: Prompts,
-    listener: Listener, *, resume: bool,
-) -> RunStore:  # fmt: skip
+    folder: Path, bench: Bench, options: SweepOptions, salt: str, prompts: Prompts, listener: Listener, *, resume: bool
+) -> RunStore:
     is_first = options.rounds in (None, 1)  # of several that one command asks for
     manifest = Manifest(
         scenario=RunScenario.from_json(bench.scenario.canonical()),
@@ -310,10 +288,16 @@ def _open_store(
 
 
 def _run_levels(
-    bench: Bench, prompts: Prompts, store: RunStore, rule: LevelRule, spend: limits.Spend,
-    pool: WorkerPool | None, server: ServerWatch | None, time_box: limits.TimeBox,
+    bench: Bench,
+    prompts: Prompts,
+    store: RunStore,
+    rule: LevelRule,
+    spend: limits.Spend,
+    pool: WorkerPool | None,
+    server: ServerWatch | None,
+    time_box: limits.TimeBox,
     listener: Listener,
-) -> None:  # fmt: skip
+) -> None:
     """Send the levels; the listener is told how far each is, and when it is over."""
     scenario, of_all = bench.scenario, "" if rule.total is None else f"/{rule.total}"
     for line in (f"target: {bench.title}", *bench.notes):

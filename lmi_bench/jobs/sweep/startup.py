@@ -35,9 +35,7 @@ a SIGKILL."""
 
 
 @contextmanager
-def measured_startup(
-    command: str, scenario: Scenario, access: Access, listener: Listener
-) -> Iterator[dict[str, Any]]:
+def measured_startup(command: str, scenario: Scenario, access: Access, listener: Listener) -> Iterator[dict[str, Any]]:
     """Time two starts of the server; gives the facts of both, and the second server inside.
 
     The server and all processes of its group are ended on every way out.
@@ -69,9 +67,7 @@ def _why_no_answer(probe: Probe, scenario: Scenario) -> str | None:
 
 
 @contextmanager
-def _started(
-    name: str, command: str, probe: Probe, scenario: Scenario, listener: Listener
-) -> Iterator[float]:
+def _started(name: str, command: str, probe: Probe, scenario: Scenario, listener: Listener) -> Iterator[float]:
     """The command's server from its first answer to the end of the block; gives the seconds from
     the command to that answer, which are the start's progress while they pass."""
     with tempfile.TemporaryFile() as said:
@@ -93,9 +89,7 @@ def _started(
                     if server.returncode is not None:
                         why = f"ended with exit code {server.returncode}"
                     last = redact_text(words[-1]) if words else "it printed nothing"
-                    raise InputError(
-                        f"--measure-startup: the command {why}; its last words: {last}"
-                    )
+                    raise InputError(f"--measure-startup: the command {why}; its last words: {last}")
                 time.sleep(_ASK_EVERY_S)
             yield time.monotonic() - began_s
         finally:

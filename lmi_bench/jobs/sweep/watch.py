@@ -73,9 +73,7 @@ def open_pool(
     headers = bench.metrics_headers or access.headers  # of a URL with the key; others take none
     job = Job(scenario, bench.asked, sample_of(prompts), salt, headers)
     with ExitStack() as stack:
-        pool = WorkerPool(
-            job, client.workers, hosts=client.hosts, listen=client.listen, listener=listener
-        )
+        pool = WorkerPool(job, client.workers, hosts=client.hosts, listen=client.listen, listener=listener)
         if client.ray is not None:
             started = ray_workers(client.ray, shown(client.listen))
             nodes, pool.check = stack.enter_context(started)
@@ -100,9 +98,7 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     ):
         raise InputError(f"{client.source}: a cap on requests needs a single process; leave it out")
     if client.hosts and client.workers != "auto":
-        raise InputError(
-            f"{client.source} and --workers: write local*4 among the hosts for four here"
-        )
+        raise InputError(f"{client.source} and --workers: write local*4 among the hosts for four here")
     urls = client.metrics_urls
     headers: dict[str, str] = {}
     for url in urls:
@@ -153,14 +149,10 @@ def read_cloudwatch(
         listener.note(f"{exc}; the levels have no CloudWatch figures")
         return []
     if all(level.invocations is None for level in found):
-        listener.note(
-            "CloudWatch has no invocations of these minutes: the levels have no figures of it"
-        )
+        listener.note("CloudWatch has no invocations of these minutes: the levels have no figures of it")
         return []
     if _counted(found) < sent:
-        listener.note(
-            f"CloudWatch had counted {_counted(found):.0f} of {sent} invocations when read"
-        )
+        listener.note(f"CloudWatch had counted {_counted(found):.0f} of {sent} invocations when read")
     return found
 
 

@@ -29,9 +29,8 @@ _ASKED_TOKENS, _TOO_MANY_TOKENS = 2, 5
 
 
 def ask_for_two(
-    probe: Probe, wire_format: WireFormat, model: str, *, stream: bool, ignore_eos: bool = True,
-    whole: bool = True,
-) -> tuple[WireFormat, Reply, bool]:  # fmt: skip
+    probe: Probe, wire_format: WireFormat, model: str, *, stream: bool, ignore_eos: bool = True, whole: bool = True
+) -> tuple[WireFormat, Reply, bool]:
     """Request two tokens; gives the format that the server obeys, its reply, and whether the
     length was forced.
 
@@ -109,8 +108,7 @@ def check_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> None:
     said = redact_text(str(wire_format.error(reply.status, reply.body)), probe.keys)
     if probe.keys:
         raise InputError(
-            f"{probe.url} refuses the key that it is given ({said}): give another "
-            "with --api-key, or -H 'Name: value'"
+            f"{probe.url} refuses the key that it is given ({said}): give another with --api-key, or -H 'Name: value'"
         )
     raise InputError(f"{probe.url} wants a key ({said}): give --api-key, or -H 'Name: value'")
 
@@ -133,9 +131,7 @@ class Accepted:
     notes: tuple[str, ...] = ()
 
 
-def accepts(
-    probe: Probe, stream: bool = True, *, protocol: str, model: str, ignore_eos: bool = True
-) -> Accepted:
+def accepts(probe: Probe, stream: bool = True, *, protocol: str, model: str, ignore_eos: bool = True) -> Accepted:
     """Request two tokens from a server whose protocol and model are stated.
 
     Raises InputError if nothing answers, or if the server would refuse every other request too
@@ -144,9 +140,8 @@ def accepts(
     """
     try:
         wire_format, reply, forced = ask_for_two(
-            probe, find_format(protocol, stream=stream), model, stream=stream,
-            ignore_eos=ignore_eos, whole=False,
-        )  # fmt: skip
+            probe, find_format(protocol, stream=stream), model, stream=stream, ignore_eos=ignore_eos, whole=False
+        )
     except UnansweredError:
         return Accepted()
     check_key(probe, wire_format, reply)
@@ -189,9 +184,7 @@ def takes_token_ids(probe: Probe, *, model: str, stream: bool = True) -> bool:
         return True
 
 
-_SUFFIXES: Final = {
-    row["path_end"]: row["protocols"].split() for row in read_rows("protocol_paths.csv", "loadgen")
-}
+_SUFFIXES: Final = {row["path_end"]: row["protocols"].split() for row in read_rows("protocol_paths.csv", "loadgen")}
 """Protocols by the end of a path; `/invocations` may be any container's."""
 _NOT_THIS_PATH = (404, 405, 501)
 _TGI_ROUTER: Final = "text-generation-router"
@@ -234,10 +227,7 @@ class Discovery(Accepted):
             "chunks": "chunks, since it states none",
         }
         source = sources[self.token_source(tokenizer=tokenizer)]
-        return (
-            f"found {self.server}: protocol {self.protocol}, model "
-            f"{self.model}{limit}; token counts: {source}"
-        )
+        return f"found {self.server}: protocol {self.protocol}, model {self.model}{limit}; token counts: {source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +241,7 @@ class _Hints:
     max_model_len: int | None = None
 
 
-def discover(
-    probe: Probe, *, protocol: str | None = None, model: str | None = None, stream: bool = True
-) -> Discovery:
+def discover(probe: Probe, *, protocol: str | None = None, model: str | None = None, stream: bool = True) -> Discovery:
     """Find out what answers; keeps a given protocol or model.
 
     Raises InputError if nothing answers, a key is needed, or no protocol fits.
@@ -270,9 +258,7 @@ def discover(
     by_path = next((names for end, names in _SUFFIXES.items() if probe.path.endswith(end)), ())
     likely = dict.fromkeys(by_path or (*hints.protocols, *DISCOVERED))
     for candidate in likely if protocol is None else (protocol,):
-        wire_format, reply, forced = ask_for_two(
-            probe, find_format(candidate, stream=stream), name, stream=stream
-        )
+        wire_format, reply, forced = ask_for_two(probe, find_format(candidate, stream=stream), name, stream=stream)
         check_key(probe, wire_format, reply)
         try:
             events = _answer(wire_format, reply, stream=stream)

@@ -139,9 +139,7 @@ class Probe:
                 "of tokens? With --protocol and --model it is measured all the same"
             ) from exc
         except (OSError, http.client.HTTPException) as exc:
-            raise UnansweredError(
-                f"{self.url} broke off the answer to POST {path}{self._way}: {exc!r}"
-            ) from exc
+            raise UnansweredError(f"{self.url} broke off the answer to POST {path}{self._way}: {exc!r}") from exc
 
     def _announced(self, what: str, limit_s: float) -> AbstractContextManager[None]:
         """Announce the wait if the block takes long."""
@@ -155,9 +153,7 @@ class Probe:
                 return (self.path + "/").partition(mark)[0]
         return self.path
 
-    def _ask(
-        self, method: str, path: str, body: bytes | None, timeout_s: float, *, whole: bool = True
-    ) -> Reply:
+    def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float, *, whole: bool = True) -> Reply:
         began_s = time.monotonic()
         with contextlib.closing(self._connect(min(timeout_s, GET_TIMEOUT_S))) as connection:
             if connection.sock is not None:
@@ -182,9 +178,7 @@ class Probe:
         via = proxy or at
         connection: http.client.HTTPConnection = _UnixConnection(at.unix or "", timeout_s)
         if at.scheme == "https":
-            connection = http.client.HTTPSConnection(
-                via.host, via.port, timeout=timeout_s, context=self.context
-            )
+            connection = http.client.HTTPSConnection(via.host, via.port, timeout=timeout_s, context=self.context)
         elif at.unix is None:
             connection = http.client.HTTPConnection(via.host, via.port, timeout=timeout_s)
         if proxy is not None and at.forwarder is None:
@@ -197,9 +191,7 @@ class Probe:
                     f"{self.authority} does not answer TLS within {timeout_s:g} s: does "
                     "it speak it? Else write http:// instead of https://"
                 ) from exc
-            raise InputError(
-                f"no connection to {at.authority}{way} within {timeout_s:g} s"
-            ) from exc
+            raise InputError(f"no connection to {at.authority}{way} within {timeout_s:g} s") from exc
         except ssl.SSLError as exc:
             hint = ""
             if exc.reason == "WRONG_VERSION_NUMBER":
@@ -210,9 +202,7 @@ class Probe:
                     hint += "; SSL_CERT_FILE=FILE, or sweep --cacert FILE, trusts its PEM file"
             raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
         except OSError as exc:
-            raise InputError(
-                f"nothing answers at {self.url}{way}: {exc.strerror or exc}; is the server up?"
-            ) from exc
+            raise InputError(f"nothing answers at {self.url}{way}: {exc.strerror or exc}; is the server up?") from exc
         return connection
 
 

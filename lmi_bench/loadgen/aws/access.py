@@ -61,9 +61,7 @@ def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
         if region is None and endpoint_url is None:
             raise InputError("no AWS region: set AWS_REGION, or a region in the profile")
         region = region or _LOCAL_REGION
-        client = session.create_client(
-            "sagemaker-runtime", region_name=region, endpoint_url=endpoint_url
-        )
+        client = session.create_client("sagemaker-runtime", region_name=region, endpoint_url=endpoint_url)
         credentials = session.get_credentials()
         if credentials is None:
             raise InputError(

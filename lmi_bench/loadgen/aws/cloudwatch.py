@@ -23,8 +23,7 @@ US_PER_MS = 1000.0
 _INVOCATIONS = "AWS/SageMaker"
 _ROWS = read_rows("cloudwatch_metrics.csv", "loadgen")
 _COUNTS, _LATENCIES, _SHARES = (
-    {row["name"]: row["metric"] for row in _ROWS if row["kind"] == kind}
-    for kind in ("count", "latency", "share")
+    {row["name"]: row["metric"] for row in _ROWS if row["kind"] == kind} for kind in ("count", "latency", "share")
 )
 _QUERIES = (
     *((name, metric, "Sum") for name, metric in _COUNTS.items()),
@@ -101,9 +100,7 @@ def _series(client: Any, watched: Watched, minutes: Collection[datetime]) -> dic
     return dict(found)
 
 
-def _of_level(
-    line: Level, series: Mapping[str, Series], users: Mapping[datetime, int], watched: Watched
-) -> CloudWatch:
+def _of_level(line: Level, series: Mapping[str, Series], users: Mapping[datetime, int], watched: Watched) -> CloudWatch:
     minutes = _minutes(line)
 
     def values(name: str) -> list[float]:
@@ -119,6 +116,10 @@ def _of_level(
         if values(name) and number:
             known[f"{name}_mean_percent"] = sum(values(name)) / len(values(name)) / number
     return CloudWatch(
-        level=line.index, attempt=line.attempt, first_minute=minutes[0].isoformat(),
-        minutes=len(minutes), shared_minutes=sum(users[minute] > 1 for minute in minutes), **known,
-    )  # fmt: skip
+        level=line.index,
+        attempt=line.attempt,
+        first_minute=minutes[0].isoformat(),
+        minutes=len(minutes),
+        shared_minutes=sum(users[minute] > 1 for minute in minutes),
+        **known,
+    )

@@ -99,17 +99,24 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
         for name, value in container.get("Environment", {}).items()
     }
     facts = {
-        "kind": "sagemaker", "endpoint": endpoint_name, "region": access.region, "status": status,
-        "endpoint_config": endpoint["EndpointConfigName"], "variant": name,
-        "variants": len(variants), "instance": planned.get("InstanceType"),
+        "kind": "sagemaker",
+        "endpoint": endpoint_name,
+        "region": access.region,
+        "status": status,
+        "endpoint_config": endpoint["EndpointConfigName"],
+        "variant": name,
+        "variants": len(variants),
+        "instance": planned.get("InstanceType"),
         "instances": running.get("CurrentInstanceCount"),
         "serverless": planned.get("ServerlessConfig"),
         "routing": planned.get("RoutingConfig", {}).get("RoutingStrategy", "RANDOM"),
         "managed_scaling": planned.get("ManagedInstanceScaling"),
         "autoscaling": _autoscaling(access, endpoint_name, name, component_name),
-        "inference_component": component, "image": container.get("Image"),
-        "environment": environment, "price": price,
-    }  # fmt: skip
+        "inference_component": component,
+        "image": container.get("Image"),
+        "environment": environment,
+        "price": price,
+    }
     devices, cores = _hardware(planned.get("InstanceType"), component)
     return EndpointFacts(
         {key: value for key, value in facts.items() if value is not None},
@@ -118,9 +125,7 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
         model=_model(container, environment),
         component=component_name,
         watched=Watched(endpoint_name, name, component_name, devices, cores),
-        count_instances=lambda: _count_instances(
-            sagemaker, endpoint_name, [each["VariantName"] for each in answering]
-        ),
+        count_instances=lambda: _count_instances(sagemaker, endpoint_name, [each["VariantName"] for each in answering]),
         notes=tuple(_notes(facts, len(answering))),
     )
 
@@ -140,9 +145,7 @@ def _only_component(sagemaker: Any, endpoint_name: str) -> str | None:
     return names[0] if names else None
 
 
-def _hardware(
-    instance_type: str | None, component: Mapping[str, Any] | None
-) -> tuple[int | None, int | None]:
+def _hardware(instance_type: str | None, component: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
     """Accelerators and cores of one copy of the component, or of the instance."""
     if component is not None:
         compute = component.get("compute") or {}
@@ -193,9 +196,7 @@ def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]
     return int(sum(counts))
 
 
-def _pick_variant(
-    variants: Sequence[Mapping[str, Any]], endpoint_name: str, wanted: str | None
-) -> Mapping[str, Any]:
+def _pick_variant(variants: Sequence[Mapping[str, Any]], endpoint_name: str, wanted: str | None) -> Mapping[str, Any]:
     if wanted is None:
         if not variants:
             raise InputError(f"endpoint {endpoint_name!r} has no production variant")
@@ -242,9 +243,9 @@ def _autoscaling(
         resources.append(f"inference-component/{component_name}")
     try:
         scaling = access.client("application-autoscaling")
-        targets = scaling.describe_scalable_targets(
-            ServiceNamespace="sagemaker", ResourceIds=resources
-        )["ScalableTargets"]
+        targets = scaling.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=resources)[
+            "ScalableTargets"
+        ]
         return [
             {
                 "resource": target["ResourceId"],
@@ -270,9 +271,7 @@ def _price_of_all(
     """USD an hour of the variants that answer; with several, facts of each by name, too."""
     types = {each["VariantName"]: each.get("InstanceType") for each in planned}
     prices = {
-        each["VariantName"]: _price(
-            types.get(each["VariantName"]), each.get("CurrentInstanceCount"), region
-        )
+        each["VariantName"]: _price(types.get(each["VariantName"]), each.get("CurrentInstanceCount"), region)
         for each in answering
     }
     if len(prices) == 1:

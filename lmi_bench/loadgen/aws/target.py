@@ -38,8 +38,7 @@ class Invocation:
         attributes = self.custom_attributes or ""
         if len(attributes) > _MAX_ATTRIBUTES_CHARS or not attributes.isascii():
             raise InputError(
-                f"custom attributes must be ASCII, at most {_MAX_ATTRIBUTES_CHARS} "
-                f"characters, got {len(attributes)}"
+                f"custom attributes must be ASCII, at most {_MAX_ATTRIBUTES_CHARS} characters, got {len(attributes)}"
             )
 
     def headers(self) -> dict[str, str]:
@@ -61,17 +60,27 @@ class SageMakerTarget(HttpTarget):
     """
 
     def __init__(
-        self, access: AwsAccess, invocation: Invocation, wire_format: WireFormat, *,
-        stream: bool = True, headers: Mapping[str, str] | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        access: AwsAccess,
+        invocation: Invocation,
+        wire_format: WireFormat,
+        *,
+        stream: bool = True,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         operation = "invocations-response-stream" if stream else "invocations"
         url = f"{access.runtime_url}/endpoints/{invocation.endpoint_name}/{operation}"
         signed = {"Content-Type": "application/json", **invocation.headers()}
         self._signer = Signer(access, url, signed)
         super().__init__(
-            url, SageMakerFormat(wire_format), headers={**(headers or {}), **signed}, stream=stream,
-            sign=self._signer.sign, **options,
-        )  # fmt: skip
+            url,
+            SageMakerFormat(wire_format),
+            headers={**(headers or {}), **signed},
+            stream=stream,
+            sign=self._signer.sign,
+            **options,
+        )
 
     async def open_level(self, connections: int) -> None:
         """Prepare for a level: refresh credentials, open connections."""

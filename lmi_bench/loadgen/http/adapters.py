@@ -22,9 +22,7 @@ class AdapterDraw:
         total = sum(shares.values())
         self._names = tuple(shares)
         self._drawn: list[str] = []
-        self._next = heapq.merge(
-            *(_moments(name, share / total, seed) for name, share in shares.items())
-        )
+        self._next = heapq.merge(*(_moments(name, share / total, seed) for name, share in shares.items()))
 
     def __call__(self, request: PlannedRequest) -> str:
         """The adapter of a request; the warm-up asks for one after the other."""

@@ -179,9 +179,7 @@ class _Collector:
         if not self.ended:
             self._add_tokens(1, text, time_s, late_s, False)
 
-    def _add_tokens(
-        self, num_tokens: int, text: str, time_s: float, late_s: float, reasoning: bool
-    ) -> None:
+    def _add_tokens(self, num_tokens: int, text: str, time_s: float, late_s: float, reasoning: bool) -> None:
         if not reasoning:
             self.answered = True
             if self.reasoning_tokens and self.first_answer_s is None:
@@ -197,10 +195,16 @@ class _Collector:
 
 
 def decode_answer(
-    wire_format: WireFormat, received: Received, *, kernel_time: KernelTime | None,
-    signals: ReceiveSignals, clock_bound_ns: int = 0, stream: bool = True, whole: bool = True,
+    wire_format: WireFormat,
+    received: Received,
+    *,
+    kernel_time: KernelTime | None,
+    signals: ReceiveSignals,
+    clock_bound_ns: int = 0,
+    stream: bool = True,
+    whole: bool = True,
     proxy: str | None = None,
-) -> Exchange:  # fmt: skip
+) -> Exchange:
     """The exchange of a response.
 
     kernel_time     None: the reads' user times count
@@ -219,14 +223,22 @@ def decode_answer(
 
     def exchange() -> Exchange:
         return Exchange(
-            sent_s=received.sent_ns / NS_PER_S, token_times_s=tuple(collector.times_s),
-            token_counts=tuple(collector.counts), text="".join(collector.texts), ended_s=ended_s,
-            connect_s=received.connect_s, tls_s=received.tls_s,
+            sent_s=received.sent_ns / NS_PER_S,
+            token_times_s=tuple(collector.times_s),
+            token_counts=tuple(collector.counts),
+            text="".join(collector.texts),
+            ended_s=ended_s,
+            connect_s=received.connect_s,
+            tls_s=received.tls_s,
             ttft_bound_s=sending_s + collector.late_s[0] if collector.late_s else None,
-            first_answer_s=collector.first_answer_s, reasoning_tokens=collector.reasoning_tokens,
-            streamed=collector.streamed, held_s=received.held_s,
-            thought_chars=collector.thought_chars, adapter=received.adapter, **collector.stated,
-        )  # fmt: skip
+            first_answer_s=collector.first_answer_s,
+            reasoning_tokens=collector.reasoning_tokens,
+            streamed=collector.streamed,
+            held_s=received.held_s,
+            thought_chars=collector.thought_chars,
+            adapter=received.adapter,
+            **collector.stated,
+        )
 
     try:
         bodies = [response.feed(read[2]) for read in reads]
@@ -275,9 +287,7 @@ def _unasked_encoding(headers: Mapping[bytes, bytes]) -> str:
     return "" if name in ("", "identity") else f"content-encoding {name}, which was not asked for"
 
 
-def _document_in_place_of_stream(
-    wire_format: WireFormat, content_type: bytes, body: bytes
-) -> WireEvent | None:
+def _document_in_place_of_stream(wire_format: WireFormat, content_type: bytes, body: bytes) -> WireEvent | None:
     """An answer of one JSON document, which servers that cannot stream send all the same.
 
     Lines of JSON under its content type are left to the stream's reader.
@@ -289,9 +299,13 @@ def _document_in_place_of_stream(
 
 
 def _collect_stream(
-    wire_format: WireFormat, bodies: Sequence[bytes], reads: Sequence[Read],
-    stamps: Sequence[_Stamp], collector: _Collector, signals: ReceiveSignals,
-) -> None:  # fmt: skip
+    wire_format: WireFormat,
+    bodies: Sequence[bytes],
+    reads: Sequence[Read],
+    stamps: Sequence[_Stamp],
+    collector: _Collector,
+    signals: ReceiveSignals,
+) -> None:
     splitter = wire_format.new_splitter()
     plain_text, parse = wire_format.plain_text, wire_format.parse
     late_s, counts = collector.late_s, collector.counts
@@ -320,9 +334,7 @@ def _collect_stream(
             collector.add(parse(payload), *stamps[-1][:2])
 
 
-def _stamps(
-    reads: Sequence[Read], kernel_time: KernelTime | None, clock_bound_ns: int
-) -> list[_Stamp]:
+def _stamps(reads: Sequence[Read], kernel_time: KernelTime | None, clock_bound_ns: int) -> list[_Stamp]:
     clock_bound_s = clock_bound_ns / NS_PER_S
     found: list[_Stamp] = []
     for user_ns, control, _, bound_ns in reads:

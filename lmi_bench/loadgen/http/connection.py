@@ -91,9 +91,14 @@ class Connection:
     """
 
     def __init__(
-        self, sock: socket.socket, receiver: Receiver, tls: TlsLayer | None, connect_s: float,
-        tls_s: float | None = None, address: Address | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        sock: socket.socket,
+        receiver: Receiver,
+        tls: TlsLayer | None,
+        connect_s: float,
+        tls_s: float | None = None,
+        address: Address | None = None,
+    ) -> None:
         self._sock = sock
         self.address = address
         self._receiver = receiver
@@ -120,9 +125,7 @@ class Connection:
         if not self.native:
             receiver.add(self)
 
-    def start(
-        self, request: bytes, *, most_bytes: int | None = None
-    ) -> tuple[int, asyncio.Future[None]]:
+    def start(self, request: bytes, *, most_bytes: int | None = None) -> tuple[int, asyncio.Future[None]]:
         """Send a request; gives the time just before it left and a future of the response's end.
 
         most_bytes  a longer response fails; None: as long as any may be
@@ -311,9 +314,16 @@ class Connection:
 
 
 async def connect(
-    receiver: Receiver, address: Address, *, tls_context: ssl.SSLContext | None, host: str,
-    peer: str, kernel_stamps: bool, timeout_s: float, tunnel: bytes = b"",
-) -> Connection:  # fmt: skip
+    receiver: Receiver,
+    address: Address,
+    *,
+    tls_context: ssl.SSLContext | None,
+    host: str,
+    peer: str,
+    kernel_stamps: bool,
+    timeout_s: float,
+    tunnel: bytes = b"",
+) -> Connection:
     """Open a connection, its tunnel through a proxy and its TLS handshake included.
 
     host    name that the certificate must have

@@ -35,12 +35,8 @@ async def find_addresses(host: str, port: int) -> list[Address]:
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as exc:
-        raise TargetError(
-            "connect", f"cannot find the address of {host!r}: {exc.strerror}"
-        ) from exc
-    places: list[Address] = [
-        (family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found
-    ]
+        raise TargetError("connect", f"cannot find the address of {host!r}: {exc.strerror}") from exc
+    places: list[Address] = [(family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found]
     addresses = list(dict.fromkeys(places))
     if len(addresses) == 1:
         return addresses
@@ -54,9 +50,14 @@ async def find_addresses(host: str, port: int) -> list[Address]:
 async def _answers(address: Address) -> bool:
     with contextlib.suppress(TargetError):
         probe = await connect(
-            receiver_of(asyncio.get_running_loop()), address, tls_context=None, host="", peer="",
-            kernel_stamps=False, timeout_s=PROBE_TIMEOUT_S,
-        )  # fmt: skip
+            receiver_of(asyncio.get_running_loop()),
+            address,
+            tls_context=None,
+            host="",
+            peer="",
+            kernel_stamps=False,
+            timeout_s=PROBE_TIMEOUT_S,
+        )
         probe.close()
         return True
     return False
@@ -184,11 +185,14 @@ def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
     if parts.query:
         path += f"?{parts.query}"
     return Endpoint(
-        scheme="http" if is_unix else parts.scheme, host=host, port=port,
-        path=urllib.parse.quote(path, safe="/?&=%:+,;@!$'()*~-._"), authorization=_basic(parts),
+        scheme="http" if is_unix else parts.scheme,
+        host=host,
+        port=port,
+        path=urllib.parse.quote(path, safe="/?&=%:+,;@!$'()*~-._"),
+        authorization=_basic(parts),
         proxy=find_proxy(parts.scheme, host, port),
         unix=urllib.parse.unquote(parts.netloc) if is_unix else None,
-    )  # fmt: skip
+    )
 
 
 def check_headers(headers: Mapping[str, str]) -> None:

@@ -54,9 +54,7 @@ class ReceiveChoice:
         return "python" if self.why is None else f"python; not native, because {self.why}"
 
 
-def choose_receive(
-    wanted: Receive, *, tls: bool = False, tell: Callable[[str], None] | None = None
-) -> ReceiveChoice:
+def choose_receive(wanted: Receive, *, tls: bool = False, tell: Callable[[str], None] | None = None) -> ReceiveChoice:
     """The native receiver if available, built first if necessary (under a second).
 
     tls   the endpoint's connections are encrypted: Python reads those
@@ -81,9 +79,13 @@ def choose_receive(
 
 class _Stream(ctypes.Structure):
     _fields_ = (
-        ("data", ctypes.c_void_p), ("num_bytes", ctypes.c_int64), ("rows", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64), ("limit_bytes", ctypes.c_int64), ("chunked", ctypes.c_int64),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("num_bytes", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("limit_bytes", ctypes.c_int64),
+        ("chunked", ctypes.c_int64),
+    )
 
 
 class KeptReads(Sequence[Read]):
@@ -170,9 +172,7 @@ class _Library:
     def __init__(self, path: Path) -> None:
         waiting, brief = ctypes.CDLL(str(path), use_errno=True), ctypes.PyDLL(str(path))
         self.wait = waiting.harvester_wait
-        self.wait.argtypes = (
-            ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int,
-        )  # fmt: skip
+        self.wait.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
         self.new = brief.harvester_new
         self.new.argtypes, self.new.restype = (ctypes.c_int,), ctypes.c_void_p
         self.free = brief.harvester_free
@@ -228,9 +228,12 @@ class NativeHarvester:
             self._wakes = memoryview(self._buffer).cast("B").cast("i")
         wait_s = _LONGEST_WAIT_S if timeout_s is None else min(timeout_s, _LONGEST_WAIT_S)
         count = self._library.wait(
-            self._harvester, math.ceil(1e9 * max(0.0, wait_s)), 0 if tick_s is None else int(tick_s
-            * 1e9), ctypes.addressof(self._buffer), capacity,
-        )  # fmt: skip
+            self._harvester,
+            math.ceil(1e9 * max(0.0, wait_s)),
+            0 if tick_s is None else int(tick_s * 1e9),
+            ctypes.addressof(self._buffer),
+            capacity,
+        )
         if count < 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))

@@ -139,9 +139,7 @@ if sys.platform == "linux":
                 self._native = None
             super().close()
 
-        def _serve(
-            self, fd: int, event: int, bound_ns: int, ready: list[tuple[selectors.SelectorKey, int]]
-        ) -> None:
+        def _serve(self, fd: int, event: int, bound_ns: int, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
             """Let a stream read and write, or note that another descriptor is ready."""
             stream = self._streams.get(fd)
             if stream is not None:

@@ -71,9 +71,7 @@ class ReceiveSignals:
     def saw_model(self, adapter: str, name: str | None) -> None:
         """Note the model that an answer names, and the first that is not its adapter's first."""
         if name and (first := self.models.setdefault(adapter, name)) != name:
-            self.other_model = (
-                self.other_model or f"{name[:99]!r}, the run's first of {first[:99]!r}"
-            )
+            self.other_model = self.other_model or f"{name[:99]!r}, the run's first of {first[:99]!r}"
 
     def __add__(self, other: ReceiveSignals) -> ReceiveSignals:
         """The sum, as if from one receiver."""
@@ -82,15 +80,18 @@ class ReceiveSignals:
             self.receiver if self.receiver == other.receiver else "mixed",
             self.priority if self.priority == other.priority else "mixed",
             delays_s=_floats(self.delays_s, other.delays_s),
-            times_s=_floats(self.times_s, other.times_s), late_s=_floats(self.late_s, other.late_s),
-            events=_counts(self.events, other.events), merged=self.merged + other.merged,
+            times_s=_floats(self.times_s, other.times_s),
+            late_s=_floats(self.late_s, other.late_s),
+            events=_counts(self.events, other.events),
+            merged=self.merged + other.merged,
             without_stamp=self.without_stamp + other.without_stamp,
             clock_steps=max(self.clock_steps, other.clock_steps),
             counted_by=self.counted_by + other.counted_by,
-            models=dict(self.models), other_model=self.other_model or other.other_model,
+            models=dict(self.models),
+            other_model=self.other_model or other.other_model,
             connect_s=_floats(self.connect_s, other.connect_s),
             tls_s=_floats(self.tls_s, other.tls_s),
-        )  # fmt: skip
+        )
         for adapter, name in other.models.items():
             both.saw_model(adapter, name)
         return both

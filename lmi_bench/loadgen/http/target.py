@@ -248,9 +248,16 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         def response() -> Received:
             tls_s = None if connect_s is None else connection.tls_s
             return Received(
-                connection.reads, connection.status, connection.num_bytes, sent_ns,
-                connection.sent_by_ns, connect_s, tls_s, held_s, request.adapter,
-            )  # fmt: skip
+                connection.reads,
+                connection.status,
+                connection.num_bytes,
+                sent_ns,
+                connection.sent_by_ns,
+                connect_s,
+                tls_s,
+                held_s,
+                request.adapter,
+            )
 
         deadline = self._watch_first_token(connection, response)
         try:
@@ -303,10 +310,15 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         if self.native is not None:
             receiver.use_native(self.native)
         connection = await connect(
-            receiver, next(await self._addresses()), tls_context=self._tls_context,
-            host=self.endpoint.host, peer=self.endpoint.peer, tunnel=self.endpoint.tunnel,
-            kernel_stamps=self._receive_time == "kernel", timeout_s=self.connect_timeout_s,
-        )  # fmt: skip
+            receiver,
+            next(await self._addresses()),
+            tls_context=self._tls_context,
+            host=self.endpoint.host,
+            peer=self.endpoint.peer,
+            tunnel=self.endpoint.tunnel,
+            kernel_stamps=self._receive_time == "kernel",
+            timeout_s=self.connect_timeout_s,
+        )
         self._open.add(connection)
         self._receiver = "native" if connection.native else "python"
         self._signals.connect_s.append(connection.connect_s)
@@ -338,15 +350,18 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         connection.close()
         self._open.discard(connection)
 
-    def _decode(
-        self, response: Received, *, whole: bool = True, signals: ReceiveSignals | None = None
-    ) -> Exchange:
+    def _decode(self, response: Received, *, whole: bool = True, signals: ReceiveSignals | None = None) -> Exchange:
         signals, forwarder = signals or self._signals, self.endpoint.forwarder
         exchange = decode_answer(
-            self.wire_format, response, kernel_time=self._kernel_time, signals=signals,
-            clock_bound_ns=self._clock.error_bound_ns, stream=self.stream, whole=whole,
+            self.wire_format,
+            response,
+            kernel_time=self._kernel_time,
+            signals=signals,
+            clock_bound_ns=self._clock.error_bound_ns,
+            stream=self.stream,
+            whole=whole,
             proxy=None if forwarder is None else forwarder.name,
-        )  # fmt: skip
+        )
         source = "chunks" if exchange.output_tokens is None else "server"
         if source == "chunks" and self.count_tokens is not None and exchange.text:
             source = "tokenizer"
@@ -374,9 +389,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
 
 def _refuse_virtual_time() -> None:
     if is_virtual():
-        raise InputError(
-            "an HTTP endpoint answers in real time: virtual time is for simulated targets only"
-        )
+        raise InputError("an HTTP endpoint answers in real time: virtual time is for simulated targets only")
 
 
 def _allow_descriptors(connections: int) -> None:

@@ -64,9 +64,7 @@ class AgentSessions:
     _primed: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, workload: WorkloadSection, text: texts.PromptText, *, seed: int, **options: Any
-    ) -> Self:
+    def of(cls, workload: WorkloadSection, text: texts.PromptText, *, seed: int, **options: Any) -> Self:
         """The workload's sessions: recorded ones, shuffled by the seed, or made up."""
         if workload.agent_trace is None:
             sessions: SessionOf = partial(made_up, parse_agents(workload.agents or ""), seed)
@@ -155,23 +153,26 @@ class AgentSessions:
         return found
 
     def _planned(
-        self, level: LevelSpec, session: int, turn: int, number: int, of_turns: int = 0,
-        output_tokens: int = 0,
-    ) -> PlannedRequest:  # fmt: skip
+        self, level: LevelSpec, session: int, turn: int, number: int, of_turns: int = 0, output_tokens: int = 0
+    ) -> PlannedRequest:
         each = self.sessions(session)[turn]
         planned = PlannedRequest(
-            number, 0.0, each.input_tokens, output_tokens or each.output_tokens,
-            ignore_eos=self.ignore_eos, session=None if number < 0 else session, turn=turn,
+            number,
+            0.0,
+            each.input_tokens,
+            output_tokens or each.output_tokens,
+            ignore_eos=self.ignore_eos,
+            session=None if number < 0 else session,
+            turn=turn,
             of_turns=of_turns,
-        )  # fmt: skip
+        )
         everywhere = f"{self.seed}/{self.salt}"
         own = f"{everywhere}/{texts.level_place(level)}/{session}"
         if self.recorded:  # what sessions share is new in each play of all of them
             play = session // self.recorded.number
             everywhere = f"{everywhere}/{texts.level_place(level)}/play {play}"
         parts = [
-            (tokens, random.Random(f"{everywhere if key[0] == '/' else own}/part {key}"))
-            for key, tokens in each.parts
+            (tokens, random.Random(f"{everywhere if key[0] == '/' else own}/part {key}")) for key, tokens in each.parts
         ]
         return self.text(planned, random.Random(f"{own}/{turn}"), parts)
 

@@ -58,9 +58,7 @@ class Dialogue:
         if self._place == len(self.turns):
             return []
         turn = self.turns[self._place]
-        said = replace(
-            turn.request, session=self.session, turn=self._place, of_turns=len(self.turns)
-        )
+        said = replace(turn.request, session=self.session, turn=self._place, of_turns=len(self.turns))
         if not said.messages and said.prompt_text:
             said = replace(said, messages=(("user", said.prompt_text),))
         if request is not None and reply is not None:
@@ -68,9 +66,7 @@ class Dialogue:
         self._place += 1
         return [Following(said, turn.pause_s)]
 
-    def _after(
-        self, asked: PlannedRequest, reply: Exchange, said: PlannedRequest
-    ) -> PlannedRequest:
+    def _after(self, asked: PlannedRequest, reply: Exchange, said: PlannedRequest) -> PlannedRequest:
         """The new words after the conversation so far, in each form that a target may accept.
         Reasoning is left out, as clients of chat servers do."""
         answered = reply.output_tokens

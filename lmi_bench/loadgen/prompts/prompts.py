@@ -53,9 +53,7 @@ PromptText = Callable[[PlannedRequest, random.Random, Parts], PlannedRequest]
 beginning, each with a generator of the same seed in all prompts."""
 
 
-def _drawn(
-    values: Sequence[_Value], count: int, draw: random.Random, shared: Parts
-) -> list[_Value]:
+def _drawn(values: Sequence[_Value], count: int, draw: random.Random, shared: Parts) -> list[_Value]:
     """`count` values: the shared parts first, then the prompt's own."""
     drawn: list[_Value] = []
     for part, part_draw in shared:
@@ -84,9 +82,7 @@ class TokenIds:
     vocab_size: int
     first_id: int = 0
 
-    def __call__(
-        self, request: PlannedRequest, draw: random.Random, shared: Parts
-    ) -> PlannedRequest:
+    def __call__(self, request: PlannedRequest, draw: random.Random, shared: Parts) -> PlannedRequest:
         ids = _drawn(range(self.first_id, self.vocab_size), request.input_tokens, draw, shared)
         return replace(request, prompt_token_ids=tuple(ids))
 
@@ -120,9 +116,7 @@ class ExactText:
         self._ids = _stable_ids(tokenizer)
         self._num_special = len(tokenizer.encode(""))
 
-    def __call__(
-        self, request: PlannedRequest, draw: random.Random, shared: Parts
-    ) -> PlannedRequest:
+    def __call__(self, request: PlannedRequest, draw: random.Random, shared: Parts) -> PlannedRequest:
         wanted = request.input_tokens
         ids = _drawn(self._ids, max(1, wanted - self._num_special), draw, shared)
         for _ in range(_MAX_ADJUSTMENTS):
@@ -147,9 +141,7 @@ def text_request(
     """A request with this text; without a tokenizer its length is an estimate."""
     ids = () if tokenizer is None else tuple(tokenizer.encode(text))
     length = len(ids) or estimated_tokens(text)
-    return PlannedRequest(
-        number, 0.0, length, output_tokens, prompt_token_ids=ids, prompt_text=text, **more
-    )
+    return PlannedRequest(number, 0.0, length, output_tokens, prompt_token_ids=ids, prompt_text=text, **more)
 
 
 def estimated_tokens(text: str) -> int:
@@ -204,9 +196,7 @@ class SyntheticPrompts:
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         lengths = self._lengths(number, self.seed)
-        planned = PlannedRequest(
-            number, 0.0, lengths.input_tokens, lengths.output_tokens, ignore_eos=self.ignore_eos
-        )
+        planned = PlannedRequest(number, 0.0, lengths.input_tokens, lengths.output_tokens, ignore_eos=self.ignore_eos)
         draw = random.Random(f"{self._place(level)}/{number}")
         return self.text(planned, draw, self._shared(level, number))
 
@@ -215,9 +205,7 @@ class SyntheticPrompts:
 
     def _shared(self, level: LevelSpec, number: int) -> list[Part]:
         text = f"{self.seed}/{self.salt}"
-        parts = (
-            [(self.shared_prefix, random.Random(f"{text}/prefix"))] if self.shared_prefix else []
-        )
+        parts = [(self.shared_prefix, random.Random(f"{text}/prefix"))] if self.shared_prefix else []
         if self.corpus is not None:
             draw = random.Random(f"{self._place(level)}/{number}/document")
             rank = bisect(self._chances, draw.random() * self._chances[-1])
@@ -334,15 +322,12 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
     for number, content in enumerate(json_values(read_text(path), path), start=1):
         text = content.get("prompt", content.get("text")) if isinstance(content, dict) else None
         if not isinstance(text, str) or not text:
-            raise InputError(
-                f"{path}: entry {number} needs a `prompt` (or `text`) that is not empty"
-            )
+            raise InputError(f"{path}: entry {number} needs a `prompt` (or `text`) that is not empty")
         output_tokens = content.get("output_tokens")
         is_count = type(output_tokens) is int and output_tokens >= 1
         if output_tokens is not None and not is_count:
             raise InputError(
-                f"{path}: entry {number}: output_tokens must be a whole number of at "
-                f"least 1, got {output_tokens!r}"
+                f"{path}: entry {number}: output_tokens must be a whole number of at least 1, got {output_tokens!r}"
             )
         entries.append((text, output_tokens))
     if not entries:

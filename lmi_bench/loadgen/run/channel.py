@@ -132,9 +132,7 @@ class Channel:
         self._skip_to_mark()
         version, _, theirs = self._read().decode("ascii", "replace").partition(" ")
         if version != __version__:
-            raise InputError(
-                f"{self.name} has lmi-bench {version}, this is {__version__}: install the same one"
-            )
+            raise InputError(f"{self.name} has lmi-bench {version}, this is {__version__}: install the same one")
         numbers = number + theirs if self._role == "sweep" else theirs + number
         self._key = hmac.digest(secret.encode(), numbers.encode(), "sha256")
         self.send(ready)

@@ -32,10 +32,7 @@ LEAST_SECRET = 16  # characters: who listens to a greeting may try shorter ones 
 PIPE_SECRET = ""  # nobody else has access to a pipe
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 _HOST = re.compile(r"([^-:*][^:*]*)(?::([^*]+))?(?:\*([1-9]\d*))?")
-_WHY = {
-    127: "lmi-bench is not found: install it, or write HOST:PATH",
-    255: "ssh does not get there without a question",
-}
+_WHY = {127: "lmi-bench is not found: install it, or write HOST:PATH", 255: "ssh does not get there without a question"}
 """By the exit code: of the shell there, and of ssh."""
 _GREETING_S = 10.0  # time limit of a worker that has dialled in
 _DIAL_S = 300.0  # a cluster may start the sweep after its workers
@@ -141,10 +138,7 @@ class Launched(Channel):
 
 
 def let_in(
-    address: tuple[str, int],
-    numbers: Collection[int],
-    listener: Listener,
-    check: Callable[[], None] = lambda: None,
+    address: tuple[str, int], numbers: Collection[int], listener: Listener, check: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[int, Channel]]:
     """Each worker that dials in and has the secret, with its number, until all have come.
 
@@ -249,10 +243,7 @@ def ray_workers(address: str, connect: str) -> Iterator[tuple[int, Callable[[], 
         nodes = sum(node["Alive"] for node in ray.nodes())
         group = ray.util.placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD")
         if not group.wait(_PLACE_S):
-            raise InputError(
-                f"--ray {address}: not each of its {nodes} nodes has a free core within "
-                f"{_PLACE_S:.0f} s"
-            )
+            raise InputError(f"--ray {address}: not each of its {nodes} nodes has a free core within {_PLACE_S:.0f} s")
         placed = importlib.import_module("ray.util.scheduling_strategies")
         for node in range(nodes):
             place = placed.PlacementGroupSchedulingStrategy(group, node)

@@ -28,9 +28,7 @@ class InProcessTarget:
     eos_token_ids: tuple[int, ...] = ()
     overhead_s: float = 0.0
     # of the requests sent last: when, and what lets them through
-    _gate: tuple[float, asyncio.Event] = field(
-        default_factory=lambda: (-1.0, asyncio.Event()), init=False
-    )
+    _gate: tuple[float, asyncio.Event] = field(default_factory=lambda: (-1.0, asyncio.Event()), init=False)
 
     def engine_stats(self) -> EngineStats:
         """The engine's counts at this moment."""
@@ -42,13 +40,9 @@ class InProcessTarget:
         Raises TargetError if the engine refuses it, EngineError if the engine failed.
         """
         if is_virtual() and not self.simulated:
-            raise InputError(
-                "this engine computes in real time: virtual time is for simulated targets only"
-            )
+            raise InputError("this engine computes in real time: virtual time is for simulated targets only")
         sampling = SamplingParams(
-            max_new_tokens=request.output_tokens,
-            ignore_eos=request.ignore_eos,
-            eos_token_ids=self.eos_token_ids,
+            max_new_tokens=request.output_tokens, ignore_eos=request.ignore_eos, eos_token_ids=self.eos_token_ids
         )
         prompt = request.prompt_token_ids or range(request.input_tokens)
         sent_s = asyncio.get_running_loop().time()
@@ -81,11 +75,16 @@ class InProcessTarget:
 def _exchange(request: PlannedRequest, generation: Generation, sent_s: float) -> Exchange:
     events = [event for event in generation.events if event.token_ids]
     return Exchange(
-        sent_s=sent_s, token_times_s=tuple(event.time_s for event in events),
+        sent_s=sent_s,
+        token_times_s=tuple(event.time_s for event in events),
         token_counts=tuple(len(event.token_ids) for event in events),
-        finish_reason=generation.finish_reason, input_tokens=request.input_tokens,
-        output_tokens=sum(len(event.token_ids) for event in events), ended_s=generation.finished_s,
-        queue_s=generation.queue_s, prefill_s=generation.prefill_s, decode_s=generation.decode_s,
+        finish_reason=generation.finish_reason,
+        input_tokens=request.input_tokens,
+        output_tokens=sum(len(event.token_ids) for event in events),
+        ended_s=generation.finished_s,
+        queue_s=generation.queue_s,
+        prefill_s=generation.prefill_s,
+        decode_s=generation.decode_s,
         replica=generation.replica,
         token_ids=tuple(token_id for event in events for token_id in event.token_ids),
-    )  # fmt: skip
+    )

@@ -105,9 +105,13 @@ def merge_parts(
     if stopped_by is None and planned is not None and len(records) < planned:
         stopped_by = "duration"
     run = LevelRun(
-        spec=spec, attempt=attempt, records=records, stopped_by=stopped_by,
-        connect_s=tuple(signals.connect_s), tls_s=tuple(signals.tls_s),
-    )  # fmt: skip
+        spec=spec,
+        attempt=attempt,
+        records=records,
+        stopped_by=stopped_by,
+        connect_s=tuple(signals.connect_s),
+        tls_s=tuple(signals.tls_s),
+    )
     check = check_level(spec, records, watch, signals, workers=len(parts))
     for part in (part for part in parts if part.sender):
         reason = check_level(spec, part.records, part.watch, part.signals).reason

@@ -216,11 +216,7 @@ class LevelRunner:
 
     async def _closed(self) -> list[Measured]:
         share, spacing_s = self._share, self.order.spacing_s
-        users = ClosedLoop(
-            concurrency=self._users,
-            num_requests=self._num_requests,
-            duration_s=self._spec.duration_s,
-        )
+        users = ClosedLoop(concurrency=self._users, num_requests=self._num_requests, duration_s=self._spec.duration_s)
         self._stop = users.stop
         return await run_closed_loop(
             self._sender(self._resolved.send, self._max_in_flight),
@@ -264,10 +260,7 @@ class LevelRunner:
         )
         if closed:
             return await loop.run_closed(
-                planned,
-                self._users,
-                first_s=share.index * spacing_s,
-                spacing_s=share.of * spacing_s,
+                planned, self._users, first_s=share.index * spacing_s, spacing_s=share.of * spacing_s
             )
         return await loop.run_open(planned, max_sessions=spec.max_sessions)
 
@@ -300,10 +293,14 @@ class LevelRunner:
         if spec.rate_per_s is None:
             raise ValueError("an open loop needs a rate")
         return arrival_times_s(
-            spec.rate_per_s, process=spec.load.arrivals, seed=self.order.seed + spec.repeat,
-            num_requests=count, duration_s=spec.duration_s, burstiness=spec.load.burstiness,
+            spec.rate_per_s,
+            process=spec.load.arrivals,
+            seed=self.order.seed + spec.repeat,
+            num_requests=count,
+            duration_s=spec.duration_s,
+            burstiness=spec.load.burstiness,
             ramp_s=spec.load.ramp_s,
-        )  # fmt: skip
+        )
 
     def _ended(self, measured: Measured) -> bool:
         """Count a request that ended; False when a rule ends the level."""

@@ -21,9 +21,14 @@ from lmi_bench.loadgen.run.sender import Measured, Sender
 
 
 async def run_closed_loop(
-    sender: Sender, users: ClosedLoop, request_at: Callable[[int], PlannedRequest], *,
-    start_s: float, spacing_s: float = 0.0, on_ended: Callable[[Measured], bool] = lambda _: True,
-) -> list[Measured]:  # fmt: skip
+    sender: Sender,
+    users: ClosedLoop,
+    request_at: Callable[[int], PlannedRequest],
+    *,
+    start_s: float,
+    spacing_s: float = 0.0,
+    on_ended: Callable[[Measured], bool] = lambda _: True,
+) -> list[Measured]:
     """Run the users until their requests are done; returns them in request order.
 
     spacing_s   seconds between the first sends of neighbouring users: a burst of all at once
@@ -54,9 +59,13 @@ async def run_closed_loop(
 
 
 async def run_open_loop(
-    sender: Sender, plan: Iterable[PlannedRequest], *, start_s: float,
-    on_ended: Callable[[Measured], bool] = lambda _: True, stop: asyncio.Event | None = None,
-) -> list[Measured]:  # fmt: skip
+    sender: Sender,
+    plan: Iterable[PlannedRequest],
+    *,
+    start_s: float,
+    on_ended: Callable[[Measured], bool] = lambda _: True,
+    stop: asyncio.Event | None = None,
+) -> list[Measured]:
     """Send the plan's requests at `start_s` + their arrival; returns those sent, in its order.
 
     Due times are absolute, so one late send does not push the next.
@@ -123,9 +132,8 @@ class SessionLoop:
         self._stop.set()
 
     async def run_closed(
-        self, sessions: Iterable[PlannedSession], users: int, *, first_s: float = 0.0,
-        spacing_s: float = 0.0,
-    ) -> list[Measured]:  # fmt: skip
+        self, sessions: Iterable[PlannedSession], users: int, *, first_s: float = 0.0, spacing_s: float = 0.0
+    ) -> list[Measured]:
         """Let each user hold one conversation after another.
 
         first_s, spacing_s  when the first user begins after the level's start, and each next one
@@ -145,9 +153,7 @@ class SessionLoop:
                 group.create_task(user(number))
         return self._in_order()
 
-    async def run_open(
-        self, sessions: Iterable[PlannedSession], *, max_sessions: int | None = None
-    ) -> list[Measured]:
+    async def run_open(self, sessions: Iterable[PlannedSession], *, max_sessions: int | None = None) -> list[Measured]:
         """Begin each conversation when it is due, at most `max_sessions` at once."""
         loop = asyncio.get_running_loop()
         gate = contextlib.nullcontext() if max_sessions is None else asyncio.Semaphore(max_sessions)
@@ -185,9 +191,7 @@ class SessionLoop:
             waiting.remove(task)
             if stopped or failed:
                 return
-            measured = await self.sender.measure(
-                each.request, due_s, lambda: failed or self._stop.is_set()
-            )
+            measured = await self.sender.measure(each.request, due_s, lambda: failed or self._stop.is_set())
             if measured is None:
                 return
             measured.held_s += held_s

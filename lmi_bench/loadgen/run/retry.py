@@ -105,9 +105,7 @@ def _from_first(exchange: Exchange, first_s: float, retries: int) -> Exchange:
     return replace(exchange, sent_s=first_s, retries=retries) if retries else exchange
 
 
-def _with_retries(
-    exc: asyncio.CancelledError, first_s: float, retries: int
-) -> asyncio.CancelledError:
+def _with_retries(exc: asyncio.CancelledError, first_s: float, retries: int) -> asyncio.CancelledError:
     """The cancellation to raise, so that the record of an abandoned request counts its retries."""
     known = arrived_before(exc)
     if not retries and known is None:

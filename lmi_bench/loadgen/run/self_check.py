@@ -198,9 +198,8 @@ class LoopWatch:
 
 
 def check_level(
-    spec: LevelSpec, records: Sequence[RequestRecord], watch: LoopWatch, signals: ReceiveSignals, *,
-    workers: int = 1,
-) -> GeneratorReport:  # fmt: skip
+    spec: LevelSpec, records: Sequence[RequestRecord], watch: LoopWatch, signals: ReceiveSignals, *, workers: int = 1
+) -> GeneratorReport:
     """Judge a level by its records (in any order, times on one clock) and the generator's signals.
 
     watch  of the busiest worker, if there are several
@@ -212,12 +211,17 @@ def check_level(
         dispatch_delay_p50_s=_quantile(delays_s, 0.5),
         dispatch_delay_p99_s=_quantile(delays_s, 0.99),
         dispatch_delay_max_s=max(delays_s, default=0.0),
-        loop_lag_p99_s=_quantile(watch.lags_s, 0.99), cpu_share=watch.cpu_share,
-        timestamps=signals.timestamps, receiver=signals.receiver,
+        loop_lag_p99_s=_quantile(watch.lags_s, 0.99),
+        cpu_share=watch.cpu_share,
+        timestamps=signals.timestamps,
+        receiver=signals.receiver,
         token_counts=", ".join(name for name, n in signals.counted_by.most_common() if n),
-        asked_load=asked, achieved_load=achieved, workers=workers,
-        priority=signals.priority or None, **_receive_facts(ttft, signals),
-    )  # fmt: skip
+        asked_load=asked,
+        achieved_load=achieved,
+        workers=workers,
+        priority=signals.priority or None,
+        **_receive_facts(ttft, signals),
+    )
     hidden = round((check.unsure_first_share or 0.0) * sum(count > 0 for count in signals.events))
     another = signals.other_model and f"answers came of the model {signals.other_model}"
     reason = (
@@ -248,10 +252,7 @@ def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | N
     if len(records) <= users or sent_s[-1] <= sent_s[users - 1]:
         return float(users), None
     start_s, end_s = sent_s[users - 1], sent_s[-1]
-    busy_s = sum(
-        max(0.0, min(record.exchange.last_s, end_s) - max(record.sent_s, start_s))
-        for record in records
-    )
+    busy_s = sum(max(0.0, min(record.exchange.last_s, end_s) - max(record.sent_s, start_s)) for record in records)
     return float(users), busy_s / (end_s - start_s)
 
 
@@ -260,11 +261,13 @@ def _receive_facts(ttft: Latencies, signals: ReceiveSignals) -> dict[str, Any]:
     delays_s = [delay for delay in signals.delays_s if math.isfinite(delay)]
     unsure_share, unsure_first_share = unsure_shares(signals)
     facts: dict[str, Any] = {
-        "receive_delay_p99_s": _quantile(delays_s, 0.99), "clock_steps": signals.clock_steps,
+        "receive_delay_p99_s": _quantile(delays_s, 0.99),
+        "clock_steps": signals.clock_steps,
         "unstamped_share": signals.without_stamp / max(1, len(signals.delays_s)),
         "merged_share": signals.merged / signals.tokens if signals.tokens else 0.0,
-        "unsure_share": unsure_share, "unsure_first_share": unsure_first_share,
-    }  # fmt: skip
+        "unsure_share": unsure_share,
+        "unsure_first_share": unsure_first_share,
+    }
     for name, latencies in (("ttft", ttft), ("itl", gaps(signals))):
         p50, p99 = latencies.quantile(0.50), latencies.quantile(0.99)
         if p50 is not None:
@@ -308,10 +311,7 @@ def _late(records: Sequence[RequestRecord], check: GeneratorReport) -> str | Non
         return None
     late = f"requests left {s_to_ms(delay_s):.1f} ms late (p99; median latency "
     late += f"{s_to_ms(median_s):.1f} ms"
-    own_s = [
-        max(0.0, r.sent_s - r.due_s - r.exchange.held_s - (r.exchange.connect_s or 0.0))
-        for r in records
-    ]
+    own_s = [max(0.0, r.sent_s - r.due_s - r.exchange.held_s - (r.exchange.connect_s or 0.0)) for r in records]
     if _quantile(own_s, 0.99) <= limit_s:
         return (
             f"server: {late}) because it took so long to accept their connections; "
@@ -323,9 +323,7 @@ def _late(records: Sequence[RequestRecord], check: GeneratorReport) -> str | Non
     )
 
 
-def _missed_rate(
-    spec: LevelSpec, records: Sequence[RequestRecord], check: GeneratorReport
-) -> str | None:
+def _missed_rate(spec: LevelSpec, records: Sequence[RequestRecord], check: GeneratorReport) -> str | None:
     if spec.rate_per_s is None or check.achieved_load is None:
         return None
     if any(record.exchange.held_s for record in records):

@@ -103,14 +103,22 @@ Summarise = Callable[[LevelRun], Level]
 
 
 async def run_sweep(
-    levels: Sequence[LevelSpec] | NextLevel, target: Target, store: RunStore | None, *,
-    prompts: Prompts, summarise: Summarise,
+    levels: Sequence[LevelSpec] | NextLevel,
+    target: Target,
+    store: RunStore | None,
+    *,
+    prompts: Prompts,
+    summarise: Summarise,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_level: Callable[[LevelRun, Level], None] = lambda _run, _level: None,
-    stop_rules: StopRules | None = None, timeout_s: float | None = 60.0, spacing_s: float = 0.0,
-    seed: int = 0, workers: WorkerPool | None = None, server: ServerWatch | None = None,
+    stop_rules: StopRules | None = None,
+    timeout_s: float | None = 60.0,
+    spacing_s: float = 0.0,
+    seed: int = 0,
+    workers: WorkerPool | None = None,
+    server: ServerWatch | None = None,
     before_level: Callable[[], None] | None = None,
-) -> list[Level]:  # fmt: skip
+) -> list[Level]:
     """Run the levels that the store does not contain yet; returns all levels.
 
     levels      a list, or a rule that picks the next level from the finished ones
@@ -183,9 +191,7 @@ def _by_the_wall_clock(level: Level, started_at: datetime) -> Level:
     """The level with its start and end, to find it in other logs; unchanged in virtual time."""
     if is_virtual():
         return level
-    started, ended = (
-        at.isoformat(timespec="milliseconds") for at in (started_at, datetime.now(UTC))
-    )
+    started, ended = (at.isoformat(timespec="milliseconds") for at in (started_at, datetime.now(UTC)))
     return replace(level, started_at=started, ended_at=ended)
 
 

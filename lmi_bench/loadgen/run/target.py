@@ -42,9 +42,7 @@ class Resolved:
 
     def __init__(self, target: Target) -> None:
         self.send: Send = getattr(target, "send_undecoded", target.send)
-        self.open_level: Callable[[int], Awaitable[None]] | None = getattr(
-            target, "open_level", None
-        )
+        self.open_level: Callable[[int], Awaitable[None]] | None = getattr(target, "open_level", None)
         self.end_level: Callable[[], ReceiveSignals] = getattr(target, "end_level", ReceiveSignals)
         self.engine_stats: Callable[[], EngineStats] | None = getattr(target, "engine_stats", None)
         self.max_connections: int | None = getattr(target, "max_connections", None)

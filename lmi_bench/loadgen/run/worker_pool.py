@@ -238,9 +238,13 @@ class WorkerPool:
         self._workers[number] = _Worker(number, channel, clock, self.listener.warn)
 
     async def run_level(
-        self, order: LevelOrder, attempt: int, count: int, on_progress: Callable[[Progress], None],
+        self,
+        order: LevelOrder,
+        attempt: int,
+        count: int,
+        on_progress: Callable[[Progress], None],
         before_start: Callable[[], Awaitable[None]],
-    ) -> LevelRun:  # fmt: skip
+    ) -> LevelRun:
         """Send a level with `count` workers.
 
         Raises LmiBenchError when a worker is lost: the level is then lost, and the pool starts
@@ -294,13 +298,18 @@ class WorkerPool:
                     other.channel.send(channels.Stop(news.stopped_by))
             states[number] = news
             so_far = states.values()
-            on_progress(Progress(
-                level=order.spec.index, label=order.spec.load.name, state="running",
-                done=sum(each.done for each in so_far), total=order.spec.num_requests,
-                errors=sum(each.errors for each in so_far),
-                elapsed_s=max(each.elapsed_s for each in so_far),
-                tokens=sum(each.tokens for each in so_far),
-            ))  # fmt: skip
+            on_progress(
+                Progress(
+                    level=order.spec.index,
+                    label=order.spec.load.name,
+                    state="running",
+                    done=sum(each.done for each in so_far),
+                    total=order.spec.num_requests,
+                    errors=sum(each.errors for each in so_far),
+                    elapsed_s=max(each.elapsed_s for each in so_far),
+                    tokens=sum(each.tokens for each in so_far),
+                )
+            )
 
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_watch(worker)) for worker in workers]

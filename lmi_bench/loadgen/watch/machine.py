@@ -77,12 +77,14 @@ class GpuPower:
         used_j = counted_j[-1] - counted_j[0] if is_counted else np.trapezoid(power_w, times_s)
         energy_j = float(used_j)
         return Power(
-            gpus=len(self.handles), energy_j=energy_j, gpu_use_frac=float(use_frac.mean()),
+            gpus=len(self.handles),
+            energy_j=energy_j,
+            gpu_use_frac=float(use_frac.mean()),
             mean_power_w=energy_j / span_s if span_s > 0 else None,
             joules_per_output_token=energy_j / output_tokens if output_tokens else None,
             source="energy counter" if is_counted else "power samples",
             valid=span_s >= MIN_SPAN_S and len(times_s) >= 5,
-        )  # fmt: skip
+        )
 
 
 def open_gpu_power() -> GpuPower | None:
@@ -186,9 +188,7 @@ def listening_process(port: int) -> int | None:
         except OSError:
             continue
         rows = [line.split() for line in lines]
-        inodes |= {
-            r[9] for r in rows if r[3] == _LISTENS and int(r[1].rpartition(":")[2], 16) == port
-        }
+        inodes |= {r[9] for r in rows if r[3] == _LISTENS and int(r[1].rpartition(":")[2], 16) == port}
     wanted = {f"socket:[{inode}]" for inode in inodes}
     holders = []
     for pid, _ in _processes() if wanted else ():

@@ -136,23 +136,17 @@ class ServerWatch:
             replica.scrapes.append((wait_s, None if isinstance(found, str) else found))
 
 
-def why_unreadable(
-    url: str, headers: Mapping[str, str], context: ssl.SSLContext | None = None
-) -> str | None:
+def why_unreadable(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None = None) -> str | None:
     """Why a metrics page is of no use; None if it has known metrics."""
     found = _fetch(url, headers, context)
     if isinstance(found, str):
         return found
     if found.gauges or found.counters:
         return None
-    return (
-        "it holds no metric that is known here (the names of vLLM, SGLang, TGI, LMI or lmi-bench)"
-    )
+    return "it holds no metric that is known here (the names of vLLM, SGLang, TGI, LMI or lmi-bench)"
 
 
-def _fetch(
-    url: str, headers: Mapping[str, str], context: ssl.SSLContext | None
-) -> ServerSample | str:
+def _fetch(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> ServerSample | str:
     """A page, or why it cannot be read. Asked by the load's proxy or Unix socket; no redirect is
     followed, which would give the key to whichever host it names."""
     try:

@@ -40,14 +40,8 @@ def search_table(axis: str, lines: Lines) -> Table | None:
         ),
         key_field("wall_s", "Seconds"),
         key_field("search.ratio", "Measured / limit", "", _ratio),
-        Field(
-            "Nearest to its limit",
-            lambda line: value_at(line, "search.binding") or MISSING,
-            numeric=False,
-        ),
-        Field(
-            "SLOs", lambda line: _MET if value_at(line, "search.passed") else _MISSED, numeric=False
-        ),
+        Field("Nearest to its limit", lambda line: value_at(line, "search.binding") or MISSING, numeric=False),
+        Field("SLOs", lambda line: _MET if value_at(line, "search.passed") else _MISSED, numeric=False),
     ]
     note = "A level is cut short as soon as no further answer can save it."
     return table_of("How the highest load was found", fields, tried, note)
@@ -113,9 +107,7 @@ def steady_table(axis: str, lines: Lines) -> Table | None:
         *fields_of("steady"),
         Field("Difference", change),
     ]
-    return per_level(
-        "Steady window beside the whole level", axis, lines, fields, NOTES["steady window"]
-    )
+    return per_level("Steady window beside the whole level", axis, lines, fields, NOTES["steady window"])
 
 
 def sessions_table(axis: str, lines: Lines) -> Table | None:
@@ -165,26 +157,17 @@ def server_table(axis: str, lines: Lines) -> Table | None:
 
 def _part_table(part: str, caption: str, axis: str, lines: Lines, note: str) -> Table | None:
     """The columns of a part of a level that some level has a value for."""
-    fields = fields_of(
-        part, lambda row: any(value_at(line, f"{part}.{row['key']}") is not None for line in lines)
-    )
+    fields = fields_of(part, lambda row: any(value_at(line, f"{part}.{row['key']}") is not None for line in lines))
     return per_level(caption, axis, lines, fields, note) if fields else None
 
 
 def ttft_split_table(axis: str, lines: Lines) -> Table | None:
     """Mean TTFT by where it goes, where the server states its part."""
-    return _part_table(
-        "ttft_split", "Where the time to first token goes", axis, lines, NOTES["parts of TTFT"]
-    )
+    return _part_table("ttft_split", "Where the time to first token goes", axis, lines, NOTES["parts of TTFT"])
 
 
 _KNOWN_QUANTILE: tuple[Field[Level], ...] = (
-    Field(
-        "Metric",
-        lambda line: metric_title(value_at(line, "known.metric")),
-        numeric=False,
-        console="metric",
-    ),
+    Field("Metric", lambda line: metric_title(value_at(line, "known.metric")), numeric=False, console="metric"),
     *fields_of("known"),
 )
 
@@ -217,6 +200,13 @@ def power_table(axis: str, lines: Lines) -> Table | None:
 
 
 TABLES = (
-    search_table, spread_table, sessions_table, steady_table, engine_table, server_table,
-    ttft_split_table, known_table, power_table,
-)  # fmt: skip
+    search_table,
+    spread_table,
+    sessions_table,
+    steady_table,
+    engine_table,
+    server_table,
+    ttft_split_table,
+    known_table,
+    power_table,
+)

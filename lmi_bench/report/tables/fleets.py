@@ -106,9 +106,7 @@ def _price_of(candidate: Candidate) -> str:
 
 def candidate_fields(candidates: Sequence[Candidate]) -> tuple[Field[Candidate], ...]:
     """Fleet, price, figures, those under SLOs last, and what limits it; columns with a value."""
-    limited = {
-        figure_key(each.slo): slo_heading(each.slo) for one in candidates for each in one.slos
-    }
+    limited = {figure_key(each.slo): slo_heading(each.slo) for one in candidates for each in one.slos}
     figures = {key: title for key, title in _FIGURES.items() if key not in limited} | limited
     more = [
         row
@@ -122,8 +120,7 @@ def candidate_fields(candidates: Sequence[Candidate]) -> tuple[Field[Candidate],
     engine = words("Engine", lambda each: each.setting.describe())
     return (
         words("Fleet", lambda each: f"{each.instances} x {each.instance}"),
-        Field("TP x copies", lambda each: f"{each.tensor_parallel} x {each.copies}",
-              console="TP x copies"),
+        Field("TP x copies", lambda each: f"{each.tensor_parallel} x {each.copies}", console="TP x copies"),
         *([engine] if any(each.setting.describe() for each in candidates) else []),
         *(_price_field(row) for row in _PRICES if row["console"]),
         *(_figure_field(key, title) for key, title in figures.items()),
@@ -131,12 +128,10 @@ def candidate_fields(candidates: Sequence[Candidate]) -> tuple[Field[Candidate],
         words("Limited by", lambda each: each.limited_by),
         words("Basis", lambda each: each.basis),
         words("Price of", _price_of),
-    )  # fmt: skip
+    )
 
 
-def candidates_table(
-    candidates: Sequence[Candidate], chosen: Candidate | None, caption: str
-) -> Table | None:
+def candidates_table(candidates: Sequence[Candidate], chosen: Candidate | None, caption: str) -> Table | None:
     """The page's table; None without candidates."""
     if not candidates:
         return None
@@ -163,15 +158,20 @@ def load_fields(variation: Variation) -> tuple[Field[LoadInterval], ...]:
     return (
         Field("Above, req/s", lambda each: number(each.from_per_s, 4), console="above req/s"),
         Field("Up to", lambda each: number(each.to_per_s, 4), console="up to"),
-        Field("Machines", lambda each: span(each.fewest_machines, each.most_machines, plain),
-              console="machines"),
-        Field("Layout", lambda each: f"{each.instance}, TP {each.tensor_parallel} x {each.copies}",
-              numeric=False, console="layout"),
-        Field("USD/h",
-              lambda each: span(each.least_usd_per_hour, each.most_usd_per_hour, "{:,.2f}".format),
-              console="USD/h"),
+        Field("Machines", lambda each: span(each.fewest_machines, each.most_machines, plain), console="machines"),
+        Field(
+            "Layout",
+            lambda each: f"{each.instance}, TP {each.tensor_parallel} x {each.copies}",
+            numeric=False,
+            console="layout",
+        ),
+        Field(
+            "USD/h",
+            lambda each: span(each.least_usd_per_hour, each.most_usd_per_hour, "{:,.2f}".format),
+            console="USD/h",
+        ),
         Field("Crossover if as predicted", crossover, console="crossover if as predicted"),
-    )  # fmt: skip
+    )
 
 
 def accuracy_fields(levels: Sequence[LevelAccuracy]) -> tuple[Field[LevelAccuracy], ...]:
@@ -190,14 +190,11 @@ def accuracy_fields(levels: Sequence[LevelAccuracy]) -> tuple[Field[LevelAccurac
         share = found.predicted / found.measured - 1
         return Cell(f"{share:+.0%}", "", "warn" if abs(share) > 0.25 else "")
 
-    fields: list[Field[LevelAccuracy]] = [
-        Field("Level", lambda level: plain(level.concurrency), console="concurrency")
-    ]
+    fields: list[Field[LevelAccuracy]] = [Field("Level", lambda level: plain(level.concurrency), console="concurrency")]
     for key in dict.fromkeys(key for level in levels for key in level.figures):
         title = key_title(key)
         fields += [
-            Field("predicted / measured", partial(pair, key=key), title,
-                  console=title),
+            Field("predicted / measured", partial(pair, key=key), title, console=title),
             Field("error", partial(error, key=key), title),
-        ]  # fmt: skip
+        ]
     return tuple(fields)

@@ -16,16 +16,7 @@ from lmi_bench.core.load import load_name
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.units import format_figure, ms_to_s, s_to_ms
-from lmi_bench.report.formats import (
-    MISSING,
-    NOT_SUPPORTED,
-    count,
-    interval,
-    number,
-    plain,
-    share,
-    statistic_cell,
-)
+from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, interval, number, plain, share, statistic_cell
 from lmi_bench.report.table import NOTES, Cell, Field, Table, console_rows, table_of
 
 LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
@@ -36,9 +27,7 @@ COLUMNS: Final = read_rows("level_columns.csv", "report")
 page_always and console_always: shown although all their values are missing or 0."""
 
 _RULE_TITLES: Final = {row["key"]: row["title"] for row in COLUMNS if row["of"] == "knee rule"}
-TTFT_PARTS: Final = {
-    row["key"]: row["title"] for row in COLUMNS if row["of"] == "ttft_split" and row["group"]
-}
+TTFT_PARTS: Final = {row["key"]: row["title"] for row in COLUMNS if row["of"] == "ttft_split" and row["group"]}
 """Title of each part of the mean TTFT."""
 
 Lines = Sequence[Level]
@@ -77,11 +66,7 @@ def value_at(value: Any, dotted: str) -> Any:
 
 
 def key_field(
-    key: str,
-    title: str,
-    group: str = "",
-    shown: Callable[[Any], Cell | str] = number,
-    console: str = "",
+    key: str, title: str, group: str = "", shown: Callable[[Any], Cell | str] = number, console: str = ""
 ) -> Field[Level]:
     """A number of the level by its dotted name."""
 
@@ -103,18 +88,12 @@ FORMATS: Final[Mapping[str, Callable[[Any], Cell | str]]] = {
 
 
 def fields_of(
-    part: str,
-    shown: Callable[[Row], object] = bool,
-    formats: Mapping[str, Callable[[Any], Cell | str]] = FORMATS,
+    part: str, shown: Callable[[Row], object] = bool, formats: Mapping[str, Callable[[Any], Cell | str]] = FORMATS
 ) -> list[Field[Level]]:
     """The columns of a part of a level, those whose row of `COLUMNS` is to be shown."""
     return [
         key_field(
-            f"{part}.{row['key']}".removeprefix("."),
-            row["title"],
-            row["group"],
-            formats[row["format"]],
-            row["console"],
+            f"{part}.{row['key']}".removeprefix("."), row["title"], row["group"], formats[row["format"]], row["console"]
         )
         for row in COLUMNS
         if row["of"] == part and shown(row)
@@ -200,9 +179,7 @@ def _level_fields(lines: Lines, between: Interval = _MEASURED) -> LevelFields:
     )
 
 
-def levels_table(
-    axis: str, lines: Lines, marked: float | None, between: Interval = _MEASURED
-) -> Table:
+def levels_table(axis: str, lines: Lines, marked: float | None, between: Interval = _MEASURED) -> Table:
     """Concurrent requests | throughput | latency ms/token | TTFT | ITL | errors."""
     priced = any(line.usd_per_1m_output_tokens is not None for line in lines)
     note = "n/a: too few samples for that percentile (hover for the numbers)."
@@ -254,9 +231,7 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
             fields = [_statistic_field(metric, name) for name in STATISTICS]
             fields.append(key_field(f"latency.{metric}.n", "n", "", count))
             tables.append(per_level(row["title"], axis, lines, fields))
-    rates = fields_of(
-        "", lambda row: row["page_always"] or any(getattr(line, row["key"]) for line in lines)
-    )
+    rates = fields_of("", lambda row: row["page_always"] or any(getattr(line, row["key"]) for line in lines))
     return (*tables, per_level("Rates, counts and Little's law", axis, lines, rates))
 
 
@@ -321,11 +296,7 @@ def knee_interval(knee: Knee) -> str:
 
 
 def slo_fields(
-    lines: Lines,
-    records: Records,
-    slos: Sequence[Slo],
-    limits: Sequence[Slo] = (),
-    failures: FailureRule = "exclude",
+    lines: Lines, records: Records, slos: Sequence[Slo], limits: Sequence[Slo] = (), failures: FailureRule = "exclude"
 ) -> LevelFields:
     """Goodput, and each SLO against the level and against its requests.
 
@@ -354,9 +325,7 @@ def slo_fields(
         yield Field("of requests", lambda line: met(line, [slo])[0], shown)
 
     return (
-        Field(
-            "req/s", lambda line: met(line, limits or slos)[1], "Goodput", console="goodput req/s"
-        ),
+        Field("req/s", lambda line: met(line, limits or slos)[1], "Goodput", console="goodput req/s"),
         Field("share", lambda line: met(line, limits or slos)[0], "Goodput", console="good"),
         *(each for slo in slos for each in of_slo(slo)),
     )

@@ -16,19 +16,8 @@ from lmi_bench.analysis.fit.fit import derivatives, fit_cells, prior_fit
 from lmi_bench.analysis.fit.forecast import forecast
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import estimates
-from lmi_bench.analysis.fit.validation import (
-    Judged,
-    accuracies,
-    fitted_rows,
-    loads_under,
-    validate,
-)
-from lmi_bench.analysis.level.cells import (
-    capacity_tokens_per_s,
-    growth_with_step_times,
-    predict_cell,
-    regime_of,
-)
+from lmi_bench.analysis.fit.validation import Judged, accuracies, fitted_rows, loads_under, validate
+from lmi_bench.analysis.level.cells import capacity_tokens_per_s, growth_with_step_times, predict_cell, regime_of
 from lmi_bench.analysis.model.builtin_profiles import (
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
@@ -68,9 +57,7 @@ def cell(users=0, *, rate=None, instance="ml.g5.12xlarge", tp=4, model="llama-2-
 def measured(profile, plain, factor=1.0):
     seen = predict_cell(profile, plain)
     return replace(
-        plain,
-        throughput_tokens_per_s=seen.throughput_tokens_per_s / factor,
-        tpot_mean_s=seen.tpot_mean_s * factor,
+        plain, throughput_tokens_per_s=seen.throughput_tokens_per_s / factor, tpot_mean_s=seen.tpot_mean_s * factor
     )
 
 
@@ -156,9 +143,7 @@ def test_an_engine_that_was_fitted_to_a_model_is_not_its_own_prior():
     other = prior_of_engine("", models={"llama-2-13b"}, accelerators={"A10G"}, open_loop=False)
     assert own is EAGER_GPU_PRIOR
     assert other.parameters == TGI_2023.parameters
-    assert other.log_sd["host_per_layer_s"] == pytest.approx(
-        max(0.05, 2 * TGI_2023.log_sd["host_per_layer_s"])
-    )
+    assert other.log_sd["host_per_layer_s"] == pytest.approx(max(0.05, 2 * TGI_2023.log_sd["host_per_layer_s"]))
     graph = prior_of_engine("lmdeploy", models={"x"}, accelerators={"H100-SXM"}, open_loop=True)
     assert graph is GRAPH_GPU_PRIOR
     pausing = prior_of_engine("sglang", models={"x"}, accelerators={"H100-SXM"}, open_loop=True)
@@ -254,18 +239,14 @@ def test_a_latency_near_capacity_is_given_where_it_was_calibrated_on():
     assert forecast(fit, cell(rate=full)).figures["tpot_ms"] is not None
 
 
-@pytest.mark.parametrize(
-    ("users", "limit", "expected"), [(400, 1024, "kv_memory"), (400, 32, "batch_limit")]
-)
+@pytest.mark.parametrize(("users", "limit", "expected"), [(400, 1024, "kv_memory"), (400, 32, "batch_limit")])
 def test_what_keeps_users_waiting_is_named(users, limit, expected):
     profile = replace(TGI_2023, max_batch_size=limit)
     plain = cell(users)
     assert regime_of(profile, plain, predict_cell(profile, plain)) == expected
 
 
-@pytest.mark.skipif(
-    not os.environ.get("LMI_BENCH_TABLES"), reason="LMI_BENCH_TABLES names no folder of tables"
-)
+@pytest.mark.skipif(not os.environ.get("LMI_BENCH_TABLES"), reason="LMI_BENCH_TABLES names no folder of tables")
 def test_six_cells_foretell_the_closed_loop_on_h100():
     rows = read_table(Path(os.environ["LMI_BENCH_TABLES"]) / "h100_vllm_closed_loop.csv")
     judged, _ = validated(rows, calibrate_cells=6)
@@ -282,12 +263,7 @@ def test_the_highest_rate_under_a_limit_is_the_highest_that_keeps_it(tmp_path):
     )
     line = "Llama 3.1 8B,H100,1,float16,512,256,rate={}/s,{},{},{},vllm\n"
     path = tmp_path / "open.csv"
-    path.write_text(
-        head
-        + line.format(1, 255, 40, 7)
-        + line.format(4, 1000, 60, 9)
-        + line.format(9, 2e3, 70, 40)
-    )
+    path.write_text(head + line.format(1, 255, 40, 7) + line.format(4, 1000, 60, 9) + line.format(9, 2e3, 70, 40))
     judged, _ = validated(read_table(path))
     (found,) = loads_under(judged, "tpot_ms", 20.0)
     assert found.measured == 4
@@ -323,16 +299,13 @@ def test_a_line_kept_out_of_fits_is_judged_and_never_calibrated_on():
     rows = [
         row
         for row in read_table(PUBLISHED / "jumpstart_concurrency.csv")
-        if row.cell.setup.instance.instance_type == "ml.p4d.24xlarge"
-        and row.cell.setup.tensor_parallel == 1
+        if row.cell.setup.instance.instance_type == "ml.p4d.24xlarge" and row.cell.setup.tensor_parallel == 1
     ]
     kept_out = [row for row in rows if not row.fits]
     assert {row.cell.setup.shape.name for row in kept_out} == {"llama-2-13b"}
     for judged, _ in (validated(rows, calibrate_cells=100), validated(rows, calibrate_on=rows)):
         assert len(judged) == len(rows) == len(kept_out) + 9
-        assert [row.row.number for row in judged if row.calibrated] == [
-            row.number for row in rows if row.fits
-        ]
+        assert [row.row.number for row in judged if row.calibrated] == [row.number for row in rows if row.fits]
 
 
 def test_the_cells_to_calibrate_on_are_so_many_in_all(tmp_path):
@@ -361,8 +334,7 @@ def test_every_line_that_can_run_gets_every_figure_whatever_its_columns_lack(tmp
     )
     judged, warnings = validated(read_table(path))
     contents = [
-        {key: value for key, value in row.to_json().items() if not key.startswith("measured_")}
-        for row in judged
+        {key: value for key, value in row.to_json().items() if not key.startswith("measured_")} for row in judged
     ]
     assert all(None not in content.values() for content in contents[:3])
     assert contents[3]["predicted_tpot_ms"] is None
@@ -393,8 +365,7 @@ def test_an_open_loop_s_times_grow_faster_than_its_steps_the_nearer_its_capacity
     """Little's law, B = rate * output * TPOT, and a step a + b * B: d ln TPOT = d ln a / (1 - u),
     u = b * rate * output, next to nothing at a light load."""
     near, far = (
-        growth_with_step_times(VLLM_0_19, cell(rate=rate, instance="ml.p5.48xlarge", tp=1))
-        for rate in (14.0, 0.5)
+        growth_with_step_times(VLLM_0_19, cell(rate=rate, instance="ml.p5.48xlarge", tp=1)) for rate in (14.0, 0.5)
     )
     assert far["tpot_mean_s"] == pytest.approx(1.0, abs=0.1)
     assert near["tpot_mean_s"] > 1.3
@@ -422,10 +393,7 @@ def test_scattered_times_to_first_token_widen_their_own_intervals_alone():
 
     calm = fit_cells(EAGER_GPU_PRIOR, with_ttft([1.0] * 6))
     wild = fit_cells(EAGER_GPU_PRIOR, with_ttft([1.6, 0.6, 1.6, 0.6, 1.6, 0.6]))
-    widths = [
-        {m: e.high / e.low for m, e in estimates(fit, cell(12), WITH_TTFT).items()}
-        for fit in (calm, wild)
-    ]
+    widths = [{m: e.high / e.low for m, e in estimates(fit, cell(12), WITH_TTFT).items()} for fit in (calm, wild)]
     assert widths[1]["ttft_mean_s"] > 1.3 * widths[0]["ttft_mean_s"]
     assert widths[1]["tpot_mean_s"] < 1.15 * widths[0]["tpot_mean_s"]
 
@@ -435,17 +403,12 @@ def test_a_wait_for_room_in_the_cache_says_little_of_a_light_load():
     light = [cell(users, instance="ml.p4d.24xlarge", tp=1) for users in (1, 8)]
     full = cell(512, instance="ml.p4d.24xlarge", tp=1)
     known = [
-        replace(
-            measured(VLLM_0_12, each),
-            ttft_mean_s=predict_cell(VLLM_0_12, each).ttft_mean_s * factor,
-        )
+        replace(measured(VLLM_0_12, each), ttft_mean_s=predict_cell(VLLM_0_12, each).ttft_mean_s * factor)
         for each, factor in zip([*light, full], (1.0, 1.0, 3.0), strict=True)
     ]
     without, with_full = fit_cells(GRAPH_GPU_PRIOR, known[:2]), fit_cells(GRAPH_GPU_PRIOR, known)
     wanted = cell(4, instance="ml.p4d.24xlarge", tp=1)
-    plain, other = (
-        estimates(fit, wanted, ("ttft_mean_s",))["ttft_mean_s"] for fit in (without, with_full)
-    )
+    plain, other = (estimates(fit, wanted, ("ttft_mean_s",))["ttft_mean_s"] for fit in (without, with_full))
     assert other.value == pytest.approx(plain.value, rel=0.1)
     assert other.high / other.low < 1.25 * plain.high / plain.low
 

@@ -61,10 +61,7 @@ def sweep_of(profile, levels=(1, 4, 16, 40), **changes):
     workload = {"input_tokens": 256, "output_tokens": 256, "mix": [], "dataset": None}
     content = {
         "created_at": "2026-11-21T11:00:00+00:00",
-        "scenario": {
-            "workload": workload | changes,
-            "engine": {"dtype": "float16", "tensor_parallel": 1},
-        },
+        "scenario": {"workload": workload | changes, "engine": {"dtype": "float16", "tensor_parallel": 1}},
         "target": {
             "kind": "simulated",
             "scheduler": {
@@ -106,9 +103,7 @@ def test_an_open_loop_becomes_a_cell_with_the_times_its_requests_were_due():
     due = [0.0, 0.4, 1.1]
     records = tuple(RequestRecord(i, at, Exchange(at, (at + 1,))) for i, at in enumerate(due))
     line = replace(run.levels[0], load=Load(rate_per_s=2.5), requests=3)
-    (cell,) = cells_from_run(
-        placed(replace(run, levels=[line], records=[records], manifest=run.manifest)), SHAPE
-    )
+    (cell,) = cells_from_run(placed(replace(run, levels=[line], records=[records], manifest=run.manifest)), SHAPE)
     assert (cell.rate_per_s, cell.concurrency) == (2.5, 0)
     assert cell.arrivals_s == tuple(due)
 
@@ -123,8 +118,7 @@ def poisson_run(**changes):
     """One open level of 60 requests on two copies, by hand."""
     closed = sweep_of(TGI_2023, levels=(1,), **changes)
     records = tuple(
-        RequestRecord(i, i * 1.0, Exchange(i * 1.0, (i + 2.5, i + 2.6)), input_tokens=256)
-        for i in range(60)
+        RequestRecord(i, i * 1.0, Exchange(i * 1.0, (i + 2.5, i + 2.6)), input_tokens=256) for i in range(60)
     )
     line = level_of(rate_per_s=4.0)
     manifest = replace(closed.manifest, target=replace(closed.manifest.target, replicas=2))
@@ -193,9 +187,7 @@ def test_an_attempt_that_was_not_steady_is_no_cell_beside_one_that_was():
 def test_a_level_whose_first_tokens_alone_are_unsure_keeps_its_other_figures():
     run = sweep_of(TGI_2023, levels=(1,))
     sure = cells_from_run(placed(run), SHAPE)[0]
-    run.levels[0] = replace(
-        run.levels[0], valid=False, invalid_reason=f"{GENERATOR_LIMITED}: TTFT mean 5% too long"
-    )
+    run.levels[0] = replace(run.levels[0], valid=False, invalid_reason=f"{GENERATOR_LIMITED}: TTFT mean 5% too long")
     assert cells_from_run(placed(run), SHAPE) == [replace(sure, ttft_mean_s=None)]
     assert calibrated_levels([run]) == "calibrating on 1 measured level(s)"
 
@@ -210,14 +202,9 @@ def test_unequal_requests_are_refused(changes):
 
 def test_a_profile_fitted_to_a_sweep_explains_it():
     truth = replace(
-        EAGER_GPU_PRIOR,
-        parameters=replace(
-            EAGER_GPU_PRIOR.parameters, bandwidth_share=0.6, host_per_sequence_s=0.4e-3
-        ),
+        EAGER_GPU_PRIOR, parameters=replace(EAGER_GPU_PRIOR.parameters, bandwidth_share=0.6, host_per_sequence_s=0.4e-3)
     )
-    profile, accuracy = calibrate_on_runs(
-        EAGER_GPU_PRIOR, [PlacedRun(sweep_of(truth), INSTANCE)], SHAPE
-    )
+    profile, accuracy = calibrate_on_runs(EAGER_GPU_PRIOR, [PlacedRun(sweep_of(truth), INSTANCE)], SHAPE)
     for name in ("bandwidth_share", "host_per_sequence_s"):
         found, true = getattr(profile.parameters, name), getattr(truth.parameters, name)
         assert abs(np.log(found / true)) <= 2 * profile.log_sd[name]
@@ -258,9 +245,7 @@ def test_answers_shorter_than_asked_count_as_long_as_they_were():
 def test_the_degree_of_an_endpoint_is_the_number_that_was_asked_for(asked, degree):
     """`--tp max` is all devices of the engine, which an endpoint's run does not state."""
     run = stating(
-        sweep_of(TGI_2023, levels=(1,)),
-        scenario={"engine": {"tensor_parallel": asked}},
-        target={"kind": "http"},
+        sweep_of(TGI_2023, levels=(1,)), scenario={"engine": {"tensor_parallel": asked}}, target={"kind": "http"}
     )
     assert PlacedRun(run, INSTANCE).degree == degree
 
@@ -304,10 +289,7 @@ def measured_by(profile, plain):
 TRUTH = replace(
     EAGER_GPU_PRIOR,
     parameters=replace(
-        EAGER_GPU_PRIOR.parameters,
-        bandwidth_share=0.62,
-        host_per_layer_s=0.6e-3,
-        host_per_sequence_s=0.35e-3,
+        EAGER_GPU_PRIOR.parameters, bandwidth_share=0.62, host_per_layer_s=0.6e-3, host_per_sequence_s=0.35e-3
     ),
 )
 # On A10G a step of one sequence is bound by reads; on A100 by the host.
@@ -326,20 +308,15 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def fitted():
-    return calibrate_profile(
-        EAGER_GPU_PRIOR, CELLS, version="test", fitted_on="six cells", fitted_date="2026-11-21"
-    )
+    return calibrate_profile(EAGER_GPU_PRIOR, CELLS, version="test", fitted_on="six cells", fitted_date="2026-11-21")
 
 
 @pytest.mark.parametrize(
-    ("name", "rel"),
-    [("bandwidth_share", 0.06), ("host_per_layer_s", 0.06), ("host_per_sequence_s", 0.15)],
+    ("name", "rel"), [("bandwidth_share", 0.06), ("host_per_layer_s", 0.06), ("host_per_sequence_s", 0.15)]
 )
 def test_a_known_engine_is_found_from_six_cells(fitted, name, rel):
     """Short prompts hardly tell a sequence's bookkeeping from the preparation of its prompt."""
-    assert getattr(fitted.parameters, name) == pytest.approx(
-        getattr(TRUTH.parameters, name), rel=rel
-    )
+    assert getattr(fitted.parameters, name) == pytest.approx(getattr(TRUTH.parameters, name), rel=rel)
 
 
 def test_unseen_cells_of_a_known_engine_are_predicted(fitted):
@@ -350,13 +327,7 @@ def test_unseen_cells_of_a_known_engine_are_predicted(fitted):
 
 def test_what_one_rank_cannot_tell_keeps_its_prior_and_is_named(fitted):
     """No cell has a second rank, so nothing is known of links and stretch."""
-    unknown = (
-        "host_stretch_per_rank",
-        "nvlink_latency_s",
-        "nvlink_share",
-        "pcie_latency_s",
-        "pcie_share",
-    )
+    unknown = ("host_stretch_per_rank", "nvlink_latency_s", "nvlink_share", "pcie_latency_s", "pcie_share")
     for name in unknown:
         prior = getattr(EAGER_GPU_PRIOR.parameters, name)
         assert getattr(fitted.parameters, name) == pytest.approx(prior, rel=1e-3)
@@ -368,14 +339,9 @@ def test_what_one_rank_cannot_tell_keeps_its_prior_and_is_named(fitted):
 def test_one_odd_cell_does_not_carry_the_fit_away(fitted):
     odd = replace(CELLS[1], throughput_tokens_per_s=CELLS[1].throughput_tokens_per_s * 2)
     disturbed = calibrate_profile(
-        EAGER_GPU_PRIOR,
-        [CELLS[0], odd, *CELLS[2:]],
-        fitted_on="five cells and an odd one",
-        fitted_date="2026-11-21",
+        EAGER_GPU_PRIOR, [CELLS[0], odd, *CELLS[2:]], fitted_on="five cells and an odd one", fitted_date="2026-11-21"
     )
-    assert disturbed.parameters.host_per_layer_s == pytest.approx(
-        fitted.parameters.host_per_layer_s, rel=0.1
-    )
+    assert disturbed.parameters.host_per_layer_s == pytest.approx(fitted.parameters.host_per_layer_s, rel=0.1)
 
 
 def test_the_profile_names_what_it_was_fitted_on(fitted):
@@ -411,10 +377,7 @@ def test_the_shipped_profile_predicts_the_published_sweeps():
             latency_rounded_down_s=1e-3,
         )
         found = predict_cell(TGI_2023, level)
-        for metric, errors in (
-            ("throughput_tokens_per_s", throughput),
-            ("latency_p90_s_per_token", latency),
-        ):
+        for metric, errors in (("throughput_tokens_per_s", throughput), ("latency_p90_s_per_token", latency)):
             errors.append(abs(found.value(metric) / level.measured(metric) - 1))
     assert np.median(throughput) <= 0.05
     assert np.quantile(throughput, 0.9) <= 0.15

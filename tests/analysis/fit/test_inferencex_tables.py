@@ -14,15 +14,35 @@ from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
 
 FIELDS = {
-    "hardware": "b200", "framework": "sglang", "image": "", "model": "deepseek-r1",
-    "precision": "fp8", "spec_method": "none", "disaggregated": "False", "multinode": "False",
-    "prefill_tp": "8", "prefill_ep": "1", "prefill_dp_attention": "False", "prefill_workers": "0",
-    "decode_tp": "8", "decode_ep": "1", "decode_dp_attention": "False", "decode_workers": "0",
-    "prefill_gpus": "8", "decode_gpus": "8", "input_tokens": "1000", "output_tokens": "500",
-    "concurrency": "16", "date": "2026-01-13", "output_tokens_per_s_per_gpu": "100",
-    "tokens_per_s_per_gpu": "300", "ttft_mean_ms": "", "ttft_p50_ms": "300", "tpot_mean_ms": "",
+    "hardware": "b200",
+    "framework": "sglang",
+    "image": "",
+    "model": "deepseek-r1",
+    "precision": "fp8",
+    "spec_method": "none",
+    "disaggregated": "False",
+    "multinode": "False",
+    "prefill_tp": "8",
+    "prefill_ep": "1",
+    "prefill_dp_attention": "False",
+    "prefill_workers": "0",
+    "decode_tp": "8",
+    "decode_ep": "1",
+    "decode_dp_attention": "False",
+    "decode_workers": "0",
+    "prefill_gpus": "8",
+    "decode_gpus": "8",
+    "input_tokens": "1000",
+    "output_tokens": "500",
+    "concurrency": "16",
+    "date": "2026-01-13",
+    "output_tokens_per_s_per_gpu": "100",
+    "tokens_per_s_per_gpu": "300",
+    "ttft_mean_ms": "",
+    "ttft_p50_ms": "300",
+    "tpot_mean_ms": "",
     "tpot_p50_ms": "14",
-}  # fmt: skip
+}
 
 
 def table(tmp_path, *changes):
@@ -35,9 +55,7 @@ def table(tmp_path, *changes):
     return read_table(path)
 
 
-def test_a_line_is_a_closed_loop_of_ten_requests_a_user_with_lengths_from_80_to_100_percent(
-    tmp_path,
-):
+def test_a_line_is_a_closed_loop_of_ten_requests_a_user_with_lengths_from_80_to_100_percent(tmp_path):
     (row,) = table(tmp_path, {})
     cell = row.cell
     assert (cell.concurrency, cell.num_requests) == (16, 160)
@@ -51,19 +69,18 @@ def test_a_line_is_a_closed_loop_of_ten_requests_a_user_with_lengths_from_80_to_
 @pytest.mark.parametrize(
     ("change", "steps"),
     [
-        ({}, 30), ({"concurrency": "8"}, 10), ({"hardware": "mi300x"}, 4),
-        ({"hardware": "h200"}, 0), ({"framework": "trt"}, 0),
+        ({}, 30),
+        ({"concurrency": "8"}, 10),
+        ({"hardware": "mi300x"}, 4),
+        ({"hardware": "h200"}, 0),
+        ({"framework": "trt"}, 0),
     ],
-)  # fmt: skip
-def test_a_busy_sglang_looks_for_requests_every_few_steps_and_half_of_that_is_in_ttft(
-    tmp_path, change, steps
-):
+)
+def test_a_busy_sglang_looks_for_requests_every_few_steps_and_half_of_that_is_in_ttft(tmp_path, change, steps):
     """With 16 users 15 of 16 requests come to a busy engine, and wait half of 30 steps there."""
     (row,) = table(tmp_path, change)
     assert row.cell.poll_steps == steps
-    polled, at_once = (
-        predict_cell(GRAPH_GPU_PRIOR, replace(row.cell, poll_steps=each)) for each in (steps, 0)
-    )
+    polled, at_once = (predict_cell(GRAPH_GPU_PRIOR, replace(row.cell, poll_steps=each)) for each in (steps, 0))
     users = row.cell.concurrency
     waited_s = (users - 1) / users * steps / 2 * at_once.tpot_mean_s
     assert polled.ttft_mean_s - at_once.ttft_mean_s == pytest.approx(waited_s, rel=0.03, abs=1e-9)
@@ -74,10 +91,13 @@ def test_a_busy_sglang_looks_for_requests_every_few_steps_and_half_of_that_is_in
 @pytest.mark.parametrize(
     ("without", "cells", "says"),
     [
-        ("decode_ep", 99, "no 'decode_ep'"), ("concurrency", 99, "no concurrency"),
-        ("", 5, "no decode_tp"), ("", 18, "no input_tokens"), ("", 19, "no output_tokens"),
+        ("decode_ep", 99, "no 'decode_ep'"),
+        ("concurrency", 99, "no concurrency"),
+        ("", 5, "no decode_tp"),
+        ("", 18, "no input_tokens"),
+        ("", 19, "no output_tokens"),
     ],
-)  # fmt: skip
+)
 def test_a_line_that_lacks_cells_is_kept_with_its_reason(tmp_path, without, cells, says):
     path, fields = tmp_path / "table.csv", {**FIELDS}
     fields.pop(without, None)
@@ -93,23 +113,19 @@ def test_lengths_of_zero_are_no_lengths(tmp_path):
     assert row.problem == "input_tokens is '0': not a whole number of at least 1"
 
 
-GROUPS = {
-    "framework": "trt", "decode_tp": "8", "decode_ep": "8", "decode_dp_attention": "True",
-    "concurrency": "64",
-}  # fmt: skip
+GROUPS = {"framework": "trt", "decode_tp": "8", "decode_ep": "8", "decode_dp_attention": "True", "concurrency": "64"}
 
 
 @pytest.mark.parametrize(
     ("change", "gathers"),
     [
-        (GROUPS, (60, 8)), ({**GROUPS, "framework": "sglang"}, (0, 1)),
+        (GROUPS, (60, 8)),
+        ({**GROUPS, "framework": "sglang"}, (0, 1)),
         ({**GROUPS, "decode_dp_attention": "False"}, (0, 1)),
-        ({"framework": "trt", "input_tokens": "1024", "output_tokens": "1024",
-          "concurrency": "64"}, (40, 8)),
-        ({"framework": "trt", "input_tokens": "1024", "output_tokens": "1024",
-          "concurrency": "32"}, (0, 1)),
+        ({"framework": "trt", "input_tokens": "1024", "output_tokens": "1024", "concurrency": "64"}, (40, 8)),
+        ({"framework": "trt", "input_tokens": "1024", "output_tokens": "1024", "concurrency": "32"}, (0, 1)),
     ],
-)  # fmt: skip
+)
 def test_tensorrt_lets_prompts_of_attention_groups_wait_for_each_other(tmp_path, change, gathers):
     """At most 60 steps for 8 groups; else 40, until 8 of 922 tokens fill 80 % of 8,192."""
     (row,) = table(tmp_path, change)
@@ -125,9 +141,7 @@ def test_the_wait_for_other_prompts_is_that_of_drawn_arrivals(tmp_path, steps, p
     (row,) = table(tmp_path, GROUPS)
     cell = replace(row.cell, length_spread=0.0, medians=False)
     alone, waiting = (
-        predict_cell(
-            GRAPH_GPU_PRIOR, replace(cell, gather_steps=each, gather_prompts=prompts), smooth=True
-        )
+        predict_cell(GRAPH_GPU_PRIOR, replace(cell, gather_steps=each, gather_prompts=prompts), smooth=True)
         for each in (0, steps)
     )
     e2e_s = alone.latency_mean_s_per_token * cell.output_tokens
@@ -149,10 +163,16 @@ def test_means_are_taken_where_a_line_states_no_median(tmp_path):
 @pytest.mark.parametrize(
     ("hardware", "name"),
     [
-        ("h100", "H100-SXM"), ("h200", "H200"), ("b200", "B200"), ("gb200-nvl72", "GB200"),
-        ("mi300x", "MI300X"), ("mi325x", "MI325X"), ("mi355x", "MI355X"), ("gb300", "GB300"),
+        ("h100", "H100-SXM"),
+        ("h200", "H200"),
+        ("b200", "B200"),
+        ("gb200-nvl72", "GB200"),
+        ("mi300x", "MI300X"),
+        ("mi325x", "MI325X"),
+        ("mi355x", "MI355X"),
+        ("gb300", "GB300"),
     ],
-)  # fmt: skip
+)
 def test_hardware_has_its_name_in_the_catalog(tmp_path, hardware, name):
     (row,) = table(tmp_path, {"hardware": hardware})
     assert row.cell.setup.instance.accelerator.name == name
@@ -160,12 +180,7 @@ def test_hardware_has_its_name_in_the_catalog(tmp_path, hardware, name):
 
 
 def test_fp4_is_nvfp4_on_nvidia_and_mxfp4_on_amd(tmp_path):
-    rows = table(
-        tmp_path,
-        {"precision": "fp4"},
-        {"precision": "fp4", "hardware": "mi355x"},
-        {},
-    )
+    rows = table(tmp_path, {"precision": "fp4"}, {"precision": "fp4", "hardware": "mi355x"}, {})
     assert [row.cell.setup.dtype for row in rows] == ["nvfp4", "mxfp4", "float8"]
 
 
@@ -182,10 +197,17 @@ def test_a_line_without_output_tokens_has_its_share_of_all_tokens(tmp_path):
 
 def test_pools_have_workers_of_their_own_and_give_tokens_for_each_decoding_gpu(tmp_path):
     pools = {
-        "disaggregated": "True", "prefill_workers": "1", "decode_workers": "2",
-        "prefill_gpus": "4", "decode_gpus": "32", "prefill_tp": "4", "decode_tp": "16",
-        "decode_ep": "16", "decode_dp_attention": "True", "spec_method": "mtp",
-    }  # fmt: skip
+        "disaggregated": "True",
+        "prefill_workers": "1",
+        "decode_workers": "2",
+        "prefill_gpus": "4",
+        "decode_gpus": "32",
+        "prefill_tp": "4",
+        "decode_tp": "16",
+        "decode_ep": "16",
+        "decode_dp_attention": "True",
+        "spec_method": "mtp",
+    }
     (row,) = table(tmp_path, pools)
     cell = row.cell
     assert (cell.prefill.workers, cell.prefill.setup.devices) == (1, 4)
@@ -199,30 +221,29 @@ def test_pools_have_workers_of_their_own_and_give_tokens_for_each_decoding_gpu(t
 @pytest.mark.parametrize(
     ("change", "limit"),
     [
-        ({"concurrency": "538"}, 256), ({"concurrency": "512"}, None),
+        ({"concurrency": "538"}, 256),
+        ({"concurrency": "512"}, None),
         ({"concurrency": "24"}, None),
         ({"concurrency": "538", "framework": "dynamo-sglang"}, None),
         ({"concurrency": "538", "disaggregated": "False"}, None),
     ],
-)  # fmt: skip
-def test_pools_of_tensorrt_decode_at_most_the_power_of_two_that_the_users_just_exceed(
-    tmp_path, change, limit
-):
+)
+def test_pools_of_tensorrt_decode_at_most_the_power_of_two_that_the_users_just_exceed(tmp_path, change, limit):
     pools = {
-        "framework": "dynamo-trt", "disaggregated": "True", "prefill_workers": "1",
-        "decode_workers": "2", "prefill_gpus": "8", "decode_gpus": "16",
-    }  # fmt: skip
+        "framework": "dynamo-trt",
+        "disaggregated": "True",
+        "prefill_workers": "1",
+        "decode_workers": "2",
+        "prefill_gpus": "8",
+        "decode_gpus": "16",
+    }
     (row,) = table(tmp_path, {**pools, **change})
     assert row.cell.max_sequences == limit
 
 
 def test_what_cannot_be_planned_says_why(tmp_path):
     rows = table(
-        tmp_path,
-        {"disaggregated": "True"},
-        {"hardware": "abacus"},
-        {"model": "no-such-model"},
-        {"decode_tp": "eight"},
+        tmp_path, {"disaggregated": "True"}, {"hardware": "abacus"}, {"model": "no-such-model"}, {"decode_tp": "eight"}
     )
     assert all(row.cell is None and row.problem for row in rows)
 
@@ -230,13 +251,9 @@ def test_what_cannot_be_planned_says_why(tmp_path):
 def test_medians_leave_out_the_wait_of_the_first_prompts(tmp_path):
     """All users begin at once: one in ten requests waits for the others' prompts."""
     medians, means = table(
-        tmp_path,
-        {},
-        {"tpot_p50_ms": "", "ttft_p50_ms": "", "ttft_mean_ms": "9", "tpot_mean_ms": "9"},
+        tmp_path, {}, {"tpot_p50_ms": "", "ttft_p50_ms": "", "ttft_mean_ms": "9", "tpot_mean_ms": "9"}
     )
-    shown, mean = (
-        predict_cell(GRAPH_GPU_PRIOR, replace(each.cell, poll_steps=0)) for each in (medians, means)
-    )
+    shown, mean = (predict_cell(GRAPH_GPU_PRIOR, replace(each.cell, poll_steps=0)) for each in (medians, means))
     alone_s = GRAPH_GPU_PRIOR.parameters.request_overhead_s
     assert shown.ttft_mean_s - alone_s < 0.85 * (mean.ttft_mean_s - alone_s)
     assert shown.tpot_mean_s == pytest.approx(mean.tpot_mean_s, rel=0.05)

@@ -22,12 +22,7 @@ from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.uncertainty import Z80, Uncertainty, estimates, octaves_beyond
 from lmi_bench.analysis.fit.validation import fitted_rows, validate
 from lmi_bench.analysis.level.cells import capacity_tokens_per_s, predict_cell
-from lmi_bench.analysis.model.builtin_profiles import (
-    EAGER_GPU_PRIOR,
-    SGLANG_PRIOR,
-    TGI_2023,
-    VLLM_0_12,
-)
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, SGLANG_PRIOR, TGI_2023, VLLM_0_12
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import log_value, with_logs
 from lmi_bench.analysis.model.setup import Parallelism, PrefillPool, Setup, Speculation
@@ -120,9 +115,7 @@ def test_beyond_the_lengths_and_loads_of_its_fit_a_shipped_profile_is_less_sure(
 def test_builds_and_splits_that_no_cell_has_are_less_sure(device, build):
     """A build differs by 8.5 or 25 % from those of its name, a split by 15 % from other splits:
     what one measured level says of levels of its own day and split, and of others."""
-    setup = Setup(
-        find_model("mixtral-8x7b"), bare_machine(find_accelerator(device), 8), 8, "float16"
-    )
+    setup = Setup(find_model("mixtral-8x7b"), bare_machine(find_accelerator(device), 8), 8, "float16")
     base = MeasuredLevel(setup, 512, 256, Load(4), 40, measured_day=1000)
     experts = replace(setup, parallelism=Parallelism(expert_parallel=True))
     late, split = replace(base, measured_day=2000), replace(base, setup=experts)
@@ -131,9 +124,7 @@ def test_builds_and_splits_that_no_cell_has_are_less_sure(device, build):
         items = [Observation(each, "tpot_mean_s") for each in cells]
         return error_covariance(items, items, **options)
 
-    found, bare = (
-        variances([base, base, late, split], offsets=offsets) for offsets in (True, False)
-    )
+    found, bare = (variances([base, base, late, split], offsets=offsets) for offsets in (True, False))
     offsets = found - bare
     assert offsets[0, 1] == pytest.approx(build**2)
     assert offsets[0, 2] == pytest.approx(0, abs=1e-9)
@@ -148,9 +139,7 @@ def mixture(users=4, *, experts=False, drafts=None, day=1000, prefill=None):
     pool = None
     if prefill is not None:
         pool = PrefillPool(replace(setup, parallelism=Parallelism(attention_groups=prefill)), 1)
-    return MeasuredLevel(
-        setup, 512, 256, Load(users), 10 * users, measured_day=day, prefill=pool, tpot_mean_s=0.01
-    )
+    return MeasuredLevel(setup, 512, 256, Load(users), 10 * users, measured_day=day, prefill=pool, tpot_mean_s=0.01)
 
 
 def offsets_of(cells, metric="tpot_mean_s", scales=UNSCALED):
@@ -193,12 +182,8 @@ def test_builds_change_first_tokens_alike_at_all_loads_and_steps_at_loads_that_a
 
 def test_first_tokens_of_pools_share_the_doubt_of_the_pool_that_computes_prompts():
     """Pools that decode alike and split their prompt workers differently share none of it."""
-    cells = [
-        mixture(prefill=8), mixture(prefill=8, experts=True), mixture(prefill=1),
-    ]  # fmt: skip
-    own = offsets_of(cells, TTFT) - offsets_of(
-        [replace(each, prefill=None) for each in cells], TTFT
-    )
+    cells = [mixture(prefill=8), mixture(prefill=8, experts=True), mixture(prefill=1)]
+    own = offsets_of(cells, TTFT) - offsets_of([replace(each, prefill=None) for each in cells], TTFT)
     assert own[0, 1] == pytest.approx(own[0, 0], rel=0.02)
     assert own[0, 2] == pytest.approx(0, abs=1e-9)
 
@@ -207,9 +192,7 @@ def test_a_tables_own_factor_is_of_the_models_error_and_not_of_offsets():
     cells = [mixture(), mixture(64, experts=True)]
     assert offsets_of(cells, scales=ErrorScales(times=2.0)) == pytest.approx(offsets_of(cells))
     items = [Observation(each, "tpot_mean_s") for each in cells]
-    plain, twice = (
-        measured_covariance(items, ErrorScales(times=scale), offsets=False) for scale in (1.0, 2.0)
-    )
+    plain, twice = (measured_covariance(items, ErrorScales(times=scale), offsets=False) for scale in (1.0, 2.0))
     assert twice == pytest.approx(4 * plain)
 
 
@@ -219,17 +202,14 @@ def test_an_interval_is_as_wide_as_the_error_of_the_fits_own_estimate():
     cells = [mixture(experts=True), mixture(16, experts=True), mixture(64, experts=True)]
     fit = fit_cells(prior_fit(VLLM_0_12, cells).profile, cells)
     wanted = [
-        Observation(each, "tpot_mean_s")
-        for each in (mixture(16, experts=True), mixture(16), mixture(16, day=1400))
+        Observation(each, "tpot_mean_s") for each in (mixture(16, experts=True), mixture(16), mixture(16, day=1400))
     ]
     known, chance = list(fit.observations), np.random.default_rng(3)
     slopes = np.concatenate([fit.jacobian[1:2]] * 3)
     slopes = slopes * np.array([[1.0], [1.3], [0.7]])
     _, variance = fit.corrected(wanted, slopes)
     both = [*known, *wanted]
-    errors = chance.multivariate_normal(
-        np.zeros(6), error_covariance(both, both, fit.scales), size=20_000
-    )
+    errors = chance.multivariate_normal(np.zeros(6), error_covariance(both, both, fit.scales), size=20_000)
     plain = measured_covariance(known, fit.scales, offsets=False)
     noise = plain - error_covariance(known, known, fit.scales, offsets=False)
     errors[:, :3] += chance.multivariate_normal(np.zeros(3), noise, size=20_000)
@@ -246,10 +226,7 @@ def test_an_interval_is_as_wide_as_the_error_of_the_fits_own_estimate():
 
 
 def test_a_profile_with_its_levels_predicts_with_the_fits_own_intervals():
-    cells = [
-        replace(cell(users), throughput_tokens_per_s=rate)
-        for users, rate in ((1, 30.0), (8, 200.0), (32, 500.0))
-    ]
+    cells = [replace(cell(users), throughput_tokens_per_s=rate) for users, rate in ((1, 30.0), (8, 200.0), (32, 500.0))]
     fit = fit_cells(EAGER_GPU_PRIOR, cells)
     profile = profile_of_fit(fit, fitted_on="three", fitted_date="now", keep_levels=True)
     asked = [cell(16), cell(4, prompt=512)]
@@ -270,9 +247,7 @@ def test_an_additive_time_with_only_a_limit_reaches_to_it_for_long_prompts(plain
         ttft = predict_cell(known, level).ttft_mean_s
         wide, narrow = (
             math.log(found.high / found.value)
-            for found in (
-                estimates(prior_fit(each, [level]), level, [TTFT])[TTFT] for each in (known, sure)
-            )
+            for found in (estimates(prior_fit(each, [level]), level, [TTFT])[TTFT] for each in (known, sure))
         )
         own = math.sqrt(wide**2 - narrow**2) / Z80 * ttft
         assert own == pytest.approx(0.78 * 2e-4 * prompt, rel=0.05)
@@ -314,9 +289,8 @@ def test_a_blind_validation_states_measured_figures_and_the_users_under_an_slo(t
     """Measured: 8 users keep 10 ms, 64 do not. Predicted is one of the table's loads, or none."""
     path = tmp_path / "closed.csv"
     path.write_text(
-        HEAD + LINE.format("c=1", 120, 20, 7) + LINE.format("c=8", 900, 30, 9)
-        + LINE.format("c=64", 3000, 200, 21)
-    )  # fmt: skip
+        HEAD + LINE.format("c=1", 120, 20, 7) + LINE.format("c=8", 900, 30, 9) + LINE.format("c=64", 3000, 200, 21)
+    )
     settings = ValidateSettings(sources=(path,), calibrate_cells=0, slo=("tpot<=10ms",))
     rows = validate_job(settings).to_json()
     assert [row["measured_tpot_ms"] for row in rows] == pytest.approx([7, 9, 21])
@@ -329,9 +303,7 @@ def test_a_blind_validation_states_measured_figures_and_the_users_under_an_slo(t
 
 def test_where_the_load_may_exceed_the_capacity_latencies_reach_to_those_of_slower_steps():
     """At 70 % of the capacity, whose interval is wider than a third: a queue may grow."""
-    setup = Setup(
-        find_model("mixtral-8x7b"), bare_machine(find_accelerator("H100-SXM"), 2), 2, "float16"
-    )
+    setup = Setup(find_model("mixtral-8x7b"), bare_machine(find_accelerator("H100-SXM"), 2), 2, "float16")
     level = MeasuredLevel(setup, 512, 256, Load(8), 80)
     fit = prior_fit(SGLANG_PRIOR, [level])
     lasting = replace(level, load=Load(rate_per_s=1.0), num_requests=300)

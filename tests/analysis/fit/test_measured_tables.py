@@ -95,9 +95,7 @@ def test_another_table_is_refused(tmp_path):
 
 def test_the_end_of_a_level_tells_how_many_requests_it_had(tmp_path):
     """1,000 requests at 10/s and a last answer of 2 s: 1000 * 100 / 102 s = 980.4 tok/s."""
-    rows = table(
-        tmp_path, ENGINE + "Llama 3.1 8B,H100,1,1,,512,100,rate=10/s,980.4,40,8,2000,vllm,\n"
-    )
+    rows = table(tmp_path, ENGINE + "Llama 3.1 8B,H100,1,1,,512,100,rate=10/s,980.4,40,8,2000,vllm,\n")
     assert requests_of_open_loop(rows) == 1000
 
 

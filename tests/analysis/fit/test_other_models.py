@@ -36,10 +36,7 @@ def tpot_s(profile, *args, **more):
 @pytest.mark.parametrize("users", [1, 16, 64])
 @pytest.mark.parametrize("lengths", [(256, 256), (3500, 512)])
 def test_a_larger_model_of_a_family_takes_longer_for_a_token(profile, users, lengths):
-    times = [
-        tpot_s(profile, f"llama-2-{size}", users=users, lengths=lengths)
-        for size in ("7b", "13b", "70b")
-    ]
+    times = [tpot_s(profile, f"llama-2-{size}", users=users, lengths=lengths) for size in ("7b", "13b", "70b")]
     assert times == sorted(times)
 
 
@@ -55,9 +52,7 @@ def test_a_longer_context_takes_longer_for_a_token_and_for_the_first(profile, mo
 def test_a_lone_request_is_as_fast_as_the_weights_are_read():
     """13B over 7B without a host that shows: 13.02e9 over 6.74e9 parameters less the embedding,
     whose table no step reads: 12.85 / 6.61 = 1.94; layers' gaps are 40 to 32 and pull down."""
-    ratio = tpot_s(VLLM_0_12, "llama-2-13b", tp=1, users=1) / tpot_s(
-        VLLM_0_12, "llama-2-7b", tp=1, users=1
-    )
+    ratio = tpot_s(VLLM_0_12, "llama-2-13b", tp=1, users=1) / tpot_s(VLLM_0_12, "llama-2-7b", tp=1, users=1)
     assert 40 / 32 < ratio < 1.94
     assert ratio == pytest.approx(1.94, rel=0.1)
 
@@ -73,8 +68,7 @@ def test_more_bandwidth_and_more_ranks_speed_up_what_reads_weights():
 def test_grouped_queries_hold_more_sequences_by_the_ratio_of_their_heads():
     """Mistral 7B has 8 KV heads to Llama 2 7B's 32; its weights are 0.5e9 parameters more."""
     many, few = (
-        slots_for(TGI_2023, cell(model, tp=1, instance="ml.g5.2xlarge"))
-        for model in ("mistral-7b-v0.1", "llama-2-7b")
+        slots_for(TGI_2023, cell(model, tp=1, instance="ml.g5.2xlarge")) for model in ("mistral-7b-v0.1", "llama-2-7b")
     )
     assert 3 < many / few < 4
 
@@ -83,9 +77,7 @@ def test_a_mixture_reads_few_experts_alone_and_all_of_them_in_company():
     """Two of eight experts a token: a lone request of Mixtral 8x7B reads 12.9e9 parameters of
     46.7e9, sixteen read nearly all."""
     alone, together = (tpot_s(VLLM_0_12, "mixtral-8x7b", users=users) for users in (1, 16))
-    dense_alone, dense_together = (
-        tpot_s(VLLM_0_12, "falcon-40b", users=users) for users in (1, 16)
-    )
+    dense_alone, dense_together = (tpot_s(VLLM_0_12, "falcon-40b", users=users) for users in (1, 16))
     assert together / alone > 2
     assert dense_together / dense_alone < 1.3
 

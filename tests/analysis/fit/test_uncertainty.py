@@ -79,9 +79,7 @@ def test_a_mix_of_one_kind_is_as_sure_as_requests_of_its_lengths(profile, m, n, 
 
 @pytest.mark.parametrize("share", [0.3, 0.7])
 @pytest.mark.parametrize(("profile", *"mndio"), SETUPS)
-def test_a_recommended_fleet_is_as_sure_as_the_prediction_of_its_copies(
-    profile, m, n, d, i, o, share
-):
+def test_a_recommended_fleet_is_as_sure_as_the_prediction_of_its_copies(profile, m, n, d, i, o, share):
     setup = setup_of(m, n, d, i, o)
     rate = share * capacity_per_s(profile, setup)
     machine = find_instance(n)
@@ -129,9 +127,7 @@ def test_users_known_to_be_spread_out_have_no_first_token_of_users_in_step():
 
 @pytest.mark.parametrize("users", [1, 48])
 @pytest.mark.parametrize(("copies", "machine"), [(2, "ml.g6.12xlarge"), (8, "ml.p4d.24xlarge")])
-def test_copies_that_share_a_host_give_less_than_their_sum_and_may_give_far_less(
-    copies, machine, users
-):
+def test_copies_that_share_a_host_give_less_than_their_sum_and_may_give_far_less(copies, machine, users):
     cell = setup_of("llama-2-7b", machine, 1, 256, 256)
     known = fit_of_profile(VLLM_0_19, [cell])
     one = forecast(known, under_load(cell, VLLM_0_19, Load(users))).figures

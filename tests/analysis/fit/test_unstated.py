@@ -48,9 +48,7 @@ def test_four_levels_tell_whether_the_answers_had_one_length(base, truth):
     other = as_fitted(fit, level(20, 0.1))
     assert other.length_spread == truth
     wanted = predict_cell(server, level(20, truth)).ttft_mean_s
-    assert estimates(fit, other, ["ttft_mean_s"])["ttft_mean_s"].value == pytest.approx(
-        wanted, rel=0.25
-    )
+    assert estimates(fit, other, ["ttft_mean_s"])["ttft_mean_s"].value == pytest.approx(wanted, rel=0.25)
 
 
 def test_a_full_cache_tells_that_it_holds_eight_bits():

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.fleet.accelerator_comparison import (
-    best_by_machine,
-    four_steps,
-    machine_figures,
-    sharding,
-)
+from lmi_bench.analysis.fleet.accelerator_comparison import best_by_machine, four_steps, machine_figures, sharding
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import all_instances, find_instance

@@ -68,10 +68,7 @@ def written():
     [
         (lambda content: content.pop("candidates"), "without 'candidates'"),
         (lambda content: content["recommended"].pop("cost"), "has no `cost`"),
-        (
-            lambda content: content["recommended"].update(instances="two"),
-            "instances must be a whole number, not 'two'",
-        ),
+        (lambda content: content["recommended"].update(instances="two"), "instances must be a whole number, not 'two'"),
         (lambda content: content["recommended"].update(ttft_p90_ms={"predicted": "x"}), "'x'"),
         (lambda content: content["recommended"]["setting"].update(colour=1), "colour"),
         (lambda content: content.update(recommended=[]), "this version"),

@@ -26,10 +26,7 @@ def record(index, due_s, ttft_s=0.5, e2e_s=4.0):
 def test_a_request_that_misses_either_limit_is_not_attained():
     """10 requests: two too late with the first token, two with the last, one of them both."""
     slow_first, slow_last = {1, 2}, {2, 3}
-    records = [
-        record(i, float(i), 1.5 if i in slow_first else 0.5, 6.0 if i in slow_last else 4.0)
-        for i in range(10)
-    ]
+    records = [record(i, float(i), 1.5 if i in slow_first else 0.5, 6.0 if i in slow_last else 4.0) for i in range(10)]
     found = attainment(records, [TTFT, E2E], open_loop=True)
     assert found.joint_attainment == pytest.approx(0.7)
 
@@ -74,18 +71,13 @@ def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
         for routing in ("random", "least-outstanding")
     }
     assert all(each.joint_attainment is not None for each in worst.values())
-    assert (
-        worst["least-outstanding"].worst_5_minutes_ms[str(slo)]
-        < worst["random"].worst_5_minutes_ms[str(slo)]
-    )
+    assert worst["least-outstanding"].worst_5_minutes_ms[str(slo)] < worst["random"].worst_5_minutes_ms[str(slo)]
 
 
 @pytest.mark.parametrize("open_loop", [True, False], ids=["rate", "users"])
 @pytest.mark.parametrize("model", ["llama-2-7b", "llama-3.1-8b"])
 @pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_followed_copy_attains_what_the_engines_scheduler_does(
-    model, share, open_loop, monkeypatch
-):
+def test_a_followed_copy_attains_what_the_engines_scheduler_does(model, share, open_loop, monkeypatch):
     """Whole prompts and chunks, with sequences that a full cache sends back."""
     profile = TGI_2023 if model == "llama-2-7b" else VLLM_0_12
     workload = Workload(find_model(model), "float16", 500, 400)

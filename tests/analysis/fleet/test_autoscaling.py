@@ -8,14 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.fleet.autoscaling import (
-    Fleet,
-    Hpa,
-    TargetTracking,
-    day_arrivals_s,
-    parse_policy,
-    play,
-)
+from lmi_bench.analysis.fleet.autoscaling import Fleet, Hpa, TargetTracking, day_arrivals_s, parse_policy, play
 from lmi_bench.analysis.fleet.day import DAY_S, shaped
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.router import make_router
@@ -94,11 +87,7 @@ def test_a_ramp_leaves_the_backlog_of_its_fluid_limit():
     count = np.arange(80 * end_s + 0.05 * end_s**2)
     arrivals_s = (-80 + np.sqrt(80**2 + 0.2 * count)) / 0.1
     result = play(
-        arrivals_s,
-        FLUID,
-        make_router("least-outstanding"),
-        machines=1,
-        policy=Hpa(target=90.0, max_machines=2),
+        arrivals_s, FLUID, make_router("least-outstanding"), machines=1, policy=Hpa(target=90.0, max_machines=2)
     )
     assert result.events == ((210.0, 1, 2),)
     waits_s = result.waits_s[(arrivals_s > 500) & (arrivals_s < 510)]

@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 
 from lmi_bench.analysis.fleet.measured_load import CapacityBelief
 
-capacities = st.tuples(st.floats(0.1, 50.0), st.floats(1.0, 4.0)).map(
-    lambda pair: (pair[0], pair[0] * pair[1])
-)
-levels = st.lists(
-    st.tuples(st.floats(0.05, 200.0), st.sampled_from(("kept", "missed"))), max_size=4
-)
+capacities = st.tuples(st.floats(0.1, 50.0), st.floats(1.0, 4.0)).map(lambda pair: (pair[0], pair[0] * pair[1]))
+levels = st.lists(st.tuples(st.floats(0.05, 200.0), st.sampled_from(("kept", "missed"))), max_size=4)
 
 
 def test_unmeasured_the_lower_end_is_promised_and_the_prediction_has_even_odds():

@@ -50,11 +50,7 @@ def test_the_convention_is_applied_to_the_posts_own_workload_with_a_note():
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"concurrency": 17}, "16 can"),
-        ({"price_usd_per_hour": None}, "no price"),
-    ],
+    ("change", "reason"), [({"concurrency": 17}, "16 can"), ({"price_usd_per_hour": None}, "no price")]
 )
 def test_where_the_blended_price_is_wrong_it_is_withheld_with_the_reason(change, reason):
     value, why = blended_as_published(**BLENDED | change)

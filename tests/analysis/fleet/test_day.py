@@ -8,29 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_bench.analysis.fleet.day import (
-    DAY_S,
-    LoadCurve,
-    Scaling,
-    load_curve_file,
-    plan_day,
-    play_day,
-    shaped,
-)
-from lmi_bench.analysis.fleet.start_up import (
-    DOUBT,
-    StartUp,
-    estimated_start_up,
-    loads_in_parallel,
-    parse_start_up,
-)
+from lmi_bench.analysis.fleet.day import DAY_S, LoadCurve, Scaling, load_curve_file, plan_day, play_day, shaped
+from lmi_bench.analysis.fleet.start_up import DOUBT, StartUp, estimated_start_up, loads_in_parallel, parse_start_up
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 
 HOUR = 3600.0
-NO_PARTS = dict.fromkeys(
-    ("detection_s", "provisioning_s", "image_s", "weights_s", "compile_s", "warm_up_s"), 0.0
-)
+NO_PARTS = dict.fromkeys(("detection_s", "provisioning_s", "image_s", "weights_s", "compile_s", "warm_up_s"), 0.0)
 
 
 def start_up(total_s, detection_s=0.0):
@@ -55,11 +39,7 @@ def test_start_up_is_the_sum_of_its_parts():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("detection=60,image=1", "missing: provisioning, weights"),
-        ("soon", "seconds as a whole"),
-        ("-5", "0 s or more"),
-    ],
+    [("detection=60,image=1", "missing: provisioning, weights"), ("soon", "seconds as a whole"), ("-5", "0 s or more")],
 )
 def test_no_part_of_the_start_up_is_guessed(text, message):
     with pytest.raises(InputError, match=message):
@@ -75,14 +55,9 @@ def test_no_part_of_the_start_up_is_guessed(text, message):
         ("ml.p4de.24xlarge", 140, 80, 8, 265 + 134),
     ],
 )
-def test_an_estimated_start_up_is_near_published_ones(
-    instance, gigabytes, layers, degree, published_s
-):
+def test_an_estimated_start_up_is_near_published_ones(instance, gigabytes, layers, degree, published_s):
     estimate = estimated_start_up(
-        find_instance(instance),
-        weight_bytes=gigabytes * 1e9,
-        num_layers=layers,
-        tensor_parallel=degree,
+        find_instance(instance), weight_bytes=gigabytes * 1e9, num_layers=layers, tensor_parallel=degree
     )
     ratio = (estimate.total_s - estimate.detection_s) / published_s
     assert 1 / DOUBT < ratio < DOUBT
@@ -176,10 +151,7 @@ def reference(low, high, capacity, target, start_minutes, scale_in_minutes, days
 def test_a_day_equals_the_independent_reference(low, rise, spare, start_minutes):
     high = float(low + rise)
     share, hours = reference(low, high, 1.0, spare, start_minutes, 5)
-    curve = LoadCurve(
-        (0.0, 480 * 60 - 1e-6, 480 * 60.0, 1200 * 60 - 1e-6, 1200 * 60.0),
-        (low, low, high, high, low),
-    )
+    curve = LoadCurve((0.0, 480 * 60 - 1e-6, 480 * 60.0, 1200 * 60 - 1e-6, 1200 * 60.0), (low, low, high, high, low))
     day = play_day(curve, Scaling(1.0, spare), start_up(60 * start_minutes), step_s=60.0)
     assert day.slo_share == pytest.approx(share, abs=1e-9)
     assert day.machine_hours == pytest.approx(hours, abs=1e-9)
@@ -242,8 +214,7 @@ def test_a_flat_load_is_served_by_a_flat_fleet():
 
 def test_a_slower_start_never_saves_and_never_serves_better():
     plans = [
-        plan_day(shaped("office", peak_per_s=30.0), start_up(total), capacity_per_s=2.0)
-        for total in (0, 600, 1800)
+        plan_day(shaped("office", peak_per_s=30.0), start_up(total), capacity_per_s=2.0) for total in (0, 600, 1800)
     ]
     hours = [plan.scaled.machine_hours for plan in plans]
     assert hours == sorted(hours)

@@ -39,8 +39,7 @@ def level(rate_per_s, ms_per_token):
     """400 requests of twelve tokens, all equally fast."""
     times = [ms_per_token / 1e3 * (index + 1) for index in range(12)]
     records = tuple(
-        RequestRecord(i, float(i), Exchange(float(i), tuple(i + each for each in times)))
-        for i in range(400)
+        RequestRecord(i, float(i), Exchange(float(i), tuple(i + each for each in times))) for i in range(400)
     )
     return MeasuredLoad(LAYOUT.copy_key, rate_per_s, records)
 

@@ -53,9 +53,7 @@ def test_both_pools_fill_whole_machines_and_keep_every_slo(best):
     used = best.prefill_workers * best.prefill_tensor_parallel
     used += best.decode_workers * best.decode_tensor_parallel
     assert used <= 8 * best.instances
-    assert 8 * best.instances - used < min(
-        best.prefill_tensor_parallel, best.decode_tensor_parallel
-    )
+    assert 8 * best.instances - used < min(best.prefill_tensor_parallel, best.decode_tensor_parallel)
     assert best.price_usd_per_hour == pytest.approx(best.instances * H100[0].price_usd_per_hour)
     assert {outlook.confidence for outlook in best.slos} <= {"sure", "likely"}
     for outlook in best.slos:
@@ -154,9 +152,20 @@ def test_a_rate_is_needed_and_no_prefix_cache():
 
 def test_the_command_shows_them_beside_the_recommended_fleet(tmp_path):
     args = (
-        "recommend", "--model", "llama-3.1-70b", "--input-tokens", "4000", "--output-tokens", "300",
-        "--rate", "5", "--slo", "ttft_p90<=2s", "--instance", "ml.p5.48xlarge",
-    )  # fmt: skip
+        "recommend",
+        "--model",
+        "llama-3.1-70b",
+        "--input-tokens",
+        "4000",
+        "--output-tokens",
+        "300",
+        "--rate",
+        "5",
+        "--slo",
+        "ttft_p90<=2s",
+        "--instance",
+        "ml.p5.48xlarge",
+    )
     plain = lmi_bench(*args, "--json", tmp_path / "plain.json")
     both = lmi_bench(*args, "--disaggregate", "--json", tmp_path / "both.json")
     assert "Prefill and decode in separate pools:" in both.stdout

@@ -80,9 +80,7 @@ def test_a_model_that_no_machine_carries_is_named():
 def test_a_members_copies_carry_its_rate():
     """Twice the load of one copy's limit needs two copies, three of it three."""
     workload = Workload(find_model("llama-2-7b"), "float16", 128, 12)
-    base = RecommendRequest(
-        workload, TGI_2023, load=Load(rate_per_s=1e-6), instances=(ONE,), degrees=(1,)
-    )
+    base = RecommendRequest(workload, TGI_2023, load=Load(rate_per_s=1e-6), instances=(ONE,), degrees=(1,))
 
     def copies(rate):
         member = member_of("a", replace(base, load=Load(rate_per_s=rate)))

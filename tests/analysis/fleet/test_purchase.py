@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_bench.analysis.fleet.money import (
-    Purchase,
-    best_commitment,
-    commitment_of,
-)
+from lmi_bench.analysis.fleet.money import Purchase, best_commitment, commitment_of
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 
@@ -28,9 +24,7 @@ FOUR_HOURS = [1, 1, 2, 4]  # machines needed in each of four hours, at 10 USD an
         (4, 112.0, 0.0, 56.0),  # 16 * 7; 3 + 3 + 2 idle machine hours at 7
     ],
 )
-def test_committed_machines_are_paid_for_used_or_not(
-    committed, committed_usd, on_demand_usd, unused_usd
-):
+def test_committed_machines_are_paid_for_used_or_not(committed, committed_usd, on_demand_usd, unused_usd):
     cost = commitment_of(committed, FOUR_HOURS, 10.0, discount=0.3)
     assert cost.unused_usd == pytest.approx(unused_usd)
     assert cost.usd_per_day == pytest.approx(committed_usd + on_demand_usd)
@@ -62,11 +56,7 @@ def test_a_fleet_beyond_its_commitment_pays_on_demand_for_the_rest():
 
 def test_a_discount_that_is_stated_wins_over_the_rate_of_a_price_list():
     """It is what the answer says: 2 machines at 10 % of 8 USD, or without it at the list's 5."""
-    machine = replace(
-        find_instance("ml.g5.2xlarge"),
-        price_usd_per_hour=8.0,
-        rates_usd_per_hour=(("reserved", 5.0),),
-    )
+    machine = replace(find_instance("ml.g5.2xlarge"), price_usd_per_hour=8.0, rates_usd_per_hour=(("reserved", 5.0),))
     assert Purchase("reserved", discount=0.9).usd_per_hour(machine, 2) == pytest.approx(1.6)
     assert Purchase("reserved", discount=0.0).usd_per_hour(machine, 2) == pytest.approx(16.0)
     assert Purchase("reserved").usd_per_hour(machine, 2) == pytest.approx(10.0)

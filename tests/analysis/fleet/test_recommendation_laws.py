@@ -24,8 +24,7 @@ from lmi_bench.core.slo import Slo
 
 WORKLOAD = Workload(find_model("llama-2-7b"), "float16", 128, 12)
 MACHINES = tuple(
-    find_instance(name)
-    for name in ("ml.g5.2xlarge", "ml.g5.12xlarge", "ml.g6e.2xlarge", "ml.p4d.24xlarge")
+    find_instance(name) for name in ("ml.g5.2xlarge", "ml.g5.12xlarge", "ml.g6e.2xlarge", "ml.p4d.24xlarge")
 )
 few = settings(max_examples=1)
 rates = st.floats(0.5, 60.0)
@@ -36,13 +35,7 @@ def ask(rate, limit_ms, instances=MACHINES, **options):
     slos = (Slo("latency_per_token", "p90", limit_ms),)
     return recommend(
         RecommendRequest(
-            WORKLOAD,
-            TGI_2023,
-            load=Load(rate_per_s=rate),
-            slos=slos,
-            instances=instances,
-            degrees=(1,),
-            **options,
+            WORKLOAD, TGI_2023, load=Load(rate_per_s=rate), slos=slos, instances=instances, degrees=(1,), **options
         )
     )
 
@@ -108,12 +101,7 @@ def test_more_bandwidth_or_memory_never_lowers_the_capacity(name, bandwidth, mem
     assert capacity(better) >= capacity(machine) * (1 - 1e-9)
 
 
-@given(
-    limit=st.floats(1.0, 100.0),
-    more=st.floats(0.0, 50.0),
-    lone=st.floats(1.0, 60.0),
-    factor=st.floats(1.0, 2.5),
-)
+@given(limit=st.floats(1.0, 100.0), more=st.floats(0.0, 50.0), lone=st.floats(1.0, 60.0), factor=st.floats(1.0, 2.5))
 def test_of_two_limits_the_stricter_one_is_held_no_higher(limit, more, lone, factor):
     strict, loose = (held_limit(value, lone, factor) for value in (limit, limit + more))
     assert strict <= loose * (1 + 1e-12)

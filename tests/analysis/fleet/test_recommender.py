@@ -22,17 +22,12 @@ from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec
 
 LLAMA = Workload(find_model("llama-2-7b"), "float16", 256, 256)
-SEEN = tuple(
-    find_instance(name)
-    for name in ("ml.g5.2xlarge", "ml.g5.12xlarge", "ml.g5.48xlarge", "ml.p4d.24xlarge")
-)
+SEEN = tuple(find_instance(name) for name in ("ml.g5.2xlarge", "ml.g5.12xlarge", "ml.g5.48xlarge", "ml.p4d.24xlarge"))
 
 
 def ask(slos=(), workload=LLAMA, instances=SEEN, profile=TGI_2023, **options):
     limits = tuple(parse_slo(slo) for slo in slos)
-    return recommend(
-        RecommendRequest(workload, profile, slos=limits, instances=instances, **options)
-    )
+    return recommend(RecommendRequest(workload, profile, slos=limits, instances=instances, **options))
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +42,7 @@ def test_every_machine_of_the_catalog_is_a_candidate_or_rejected_with_a_reason(w
     assert all(rejection.reason for rejection in whole_catalog.rejected)
 
 
-def test_fleets_of_more_than_twice_the_least_cost_are_simulated_without_their_parameters(
-    monkeypatch,
-):
+def test_fleets_of_more_than_twice_the_least_cost_are_simulated_without_their_parameters(monkeypatch):
     """Their latencies are the simulator's all the same; the interval is the closed form's."""
     original, looked_at = Uncertainty.of, set()
 
@@ -61,9 +54,7 @@ def test_fleets_of_more_than_twice_the_least_cost_are_simulated_without_their_pa
     two = (find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge"))
     answer = ask(["ttft_p90<=1s"], instances=two, degrees=(1,), load=Load(rate_per_s=1.0))
     least_usd = answer.recommended.price_usd_per_hour
-    usd = {
-        (each.instance, each.tensor_parallel): each.price_usd_per_hour for each in answer.candidates
-    }
+    usd = {(each.instance, each.tensor_parallel): each.price_usd_per_hour for each in answer.candidates}
     assert {each.basis for each in answer.candidates} == {"simulated"}
     assert looked_at == {key for key, each in usd.items() if each <= 2 * least_usd}
     assert looked_at < set(usd)
@@ -108,12 +99,8 @@ def test_the_cost_at_the_load_is_the_price_over_the_tokens_served(whole_catalog)
     for candidate in whole_catalog.candidates:
         if candidate.price_usd_per_hour is None:
             continue
-        assert candidate.usd_per_1m_output_tokens == pytest.approx(
-            candidate.price_usd_per_hour / 4.608
-        )
-        assert candidate.usd_per_1m_total_tokens == pytest.approx(
-            candidate.price_usd_per_hour / 9.216
-        )
+        assert candidate.usd_per_1m_output_tokens == pytest.approx(candidate.price_usd_per_hour / 4.608)
+        assert candidate.usd_per_1m_total_tokens == pytest.approx(candidate.price_usd_per_hour / 9.216)
         assert candidate.usd_per_1m_output_tokens_at_saturation < candidate.usd_per_1m_output_tokens
 
 
@@ -165,9 +152,7 @@ def test_a_load_beyond_every_fleet_is_no_matter_of_the_budget():
 def test_answers_of_one_token_have_no_gaps_and_still_a_plan():
     """A classifier's: its ITL divided by the answers' one token less one. Arrivals keep a copy busy
     for a tenth of the time, so a mean batch of less than one is no reason against it."""
-    answer = ask(
-        ["ttft_p90<=1s"], replace(LLAMA, output_tokens=1), [SEEN[0]], load=Load(rate_per_s=1.0)
-    )
+    answer = ask(["ttft_p90<=1s"], replace(LLAMA, output_tokens=1), [SEEN[0]], load=Load(rate_per_s=1.0))
     best = answer.recommended
     assert best.figures["itl_p90_ms"] == best.figures["tpot_p90_ms"] == Estimate(0.0, 0.0, 0.0)
     assert best.instances == 1
@@ -191,9 +176,7 @@ def test_a_model_that_fits_nowhere_gives_exit_2_and_every_reason():
 
 
 def test_stated_slos_hold_at_the_planned_load():
-    answer = ask(
-        ["ttft_p90<=1s", "itl_p50<=60ms", "latency_per_token_p90<=70ms"], load=Load(rate_per_s=5.0)
-    )
+    answer = ask(["ttft_p90<=1s", "itl_p50<=60ms", "latency_per_token_p90<=70ms"], load=Load(rate_per_s=5.0))
     assert answer.exit_code == 0
     for candidate in answer.candidates:
         for outlook in candidate.slos:
@@ -229,9 +212,7 @@ def test_a_fleet_does_not_stand_on_the_step_of_the_gaps():
 @pytest.mark.parametrize("load", [Load(rate_per_s=6.0), Load(80, think_time_s=5.0)])
 def test_a_stricter_limit_never_costs_less(load):
     prices = [
-        ask(
-            [f"latency_per_token_p90<={limit}ms"], instances=SMALL_AND_LARGE, load=load
-        ).recommended.price_usd_per_hour
+        ask([f"latency_per_token_p90<={limit}ms"], instances=SMALL_AND_LARGE, load=load).recommended.price_usd_per_hour
         for limit in (120, 60, 25)
     ]
     assert prices == sorted(prices)
@@ -249,9 +230,7 @@ def test_more_load_never_costs_less():
 
 def test_all_prices_doubled_keep_the_order():
     def order(factor):
-        instances = tuple(
-            replace(i, price_usd_per_hour=i.price_usd_per_hour * factor) for i in SEEN
-        )
+        instances = tuple(replace(i, price_usd_per_hour=i.price_usd_per_hour * factor) for i in SEEN)
         return [(c.instance, c.tensor_parallel) for c in ask(instances=instances).candidates]
 
     assert order(1.0) == order(2.0)
@@ -262,9 +241,7 @@ def test_users_who_do_not_think_all_wait_at_once():
     answer = ask(["latency_per_token_p90<=60ms"], load=Load(40, think_time_s=0.0))
     for candidate in answer.candidates:
         copies = candidate.instances * candidate.copies
-        assert candidate.memory.mean_batch_per_copy == pytest.approx(
-            max(1.0, 40 / copies), rel=0.01
-        )
+        assert candidate.memory.mean_batch_per_copy == pytest.approx(max(1.0, 40 / copies), rel=0.01)
 
 
 def test_thinking_users_are_a_concurrency_of_n_r_over_r_plus_z():
@@ -335,10 +312,7 @@ def test_a_capacity_is_a_rate_that_the_simulator_keeps(model, machine, lengths, 
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=1500)
         records = copy.plan.simulate(spec, seed=5).records
         seen = Latencies.of(records, open_loop=True)
-        return all(
-            1e3 * seen.statistic_s(slo.metric, slo.statistic) <= slo.limit_ms
-            for slo in request.slos
-        )
+        return all(1e3 * seen.statistic_s(slo.metric, slo.statistic) <= slo.limit_ms for slo in request.slos)
 
     assert kept(0.93 * copy.central_per_s)
     assert not kept(1.08 * copy.central_per_s)
@@ -357,10 +331,14 @@ def test_what_is_called_simulated_has_a_simulated_capacity_too():
     machines = ("ml.p5en.48xlarge", "ml.p6-b200.48xlarge", "ml.p6-b300.48xlarge")
     workload = Workload(find_model("deepseek-v3"), "float8", 8192, 1024)
     request = RecommendRequest(
-        workload, VLLM_0_12, load=Load(rate_per_s=1.0), slos=(parse_slo("itl_p90<=60ms"),),
-        instances=tuple(map(find_instance, machines)), simulated_copies=4,
+        workload,
+        VLLM_0_12,
+        load=Load(rate_per_s=1.0),
+        slos=(parse_slo("itl_p90<=60ms"),),
+        instances=tuple(map(find_instance, machines)),
+        simulated_copies=4,
         settings=settings_of({}, dtype="float8", profile=VLLM_0_12, shape=workload.shape),
-    )  # fmt: skip
+    )
     layouts, out = prepare(request)
     simulated = {
         (layout.instance.instance_type, layout.tensor_parallel, layout.setting)

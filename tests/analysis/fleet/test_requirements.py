@@ -34,10 +34,7 @@ SMALL, LARGE = find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge")
 @functools.cache
 def ask(instances=(SMALL, LARGE), rate_per_s=6.0, **options):
     limits = (parse_slo("latency_per_token_p90<=60ms"),)
-    options = {
-        "slos": limits,
-        "load": None if rate_per_s is None else Load(rate_per_s=rate_per_s),
-    } | options
+    options = {"slos": limits, "load": None if rate_per_s is None else Load(rate_per_s=rate_per_s)} | options
     return recommend(RecommendRequest(LLAMA, TGI_2023, instances=instances, **options))
 
 
@@ -79,9 +76,7 @@ def test_the_cost_of_spares_is_a_line_of_its_own():
     assert spared.instances == 3 * -(-needed // 2)
     assert spared.cost.spare_machines == spared.instances - needed
     assert spared.price_usd_per_hour == pytest.approx(1.515 * spared.instances)
-    assert spared.cost.availability_usd_per_hour == pytest.approx(
-        1.515 * (spared.instances - needed)
-    )
+    assert spared.cost.availability_usd_per_hour == pytest.approx(1.515 * (spared.instances - needed))
 
 
 def test_latencies_with_a_spare_are_those_after_its_failure():
@@ -146,11 +141,7 @@ def test_a_commitment_to_more_than_is_needed_is_paid_for():
 def test_an_unpriced_machine_wins_below_the_price_that_is_named():
     unpriced = replace(LARGE, price_usd_per_hour=None)
     answer = ask(instances=(SMALL, unpriced), objective="cost-per-1m", degrees=(1,))
-    price = next(
-        c.cost.wins_below_usd_per_machine_hour
-        for c in answer.candidates
-        if c.instance == "ml.p4d.24xlarge"
-    )
+    price = next(c.cost.wins_below_usd_per_machine_hour for c in answer.candidates if c.instance == "ml.p4d.24xlarge")
     for factor, winner in ((0.98, "ml.p4d.24xlarge"), (1.02, "ml.g5.2xlarge")):
         priced = replace(LARGE, price_usd_per_hour=price * factor)
         again = ask(instances=(SMALL, priced), objective="cost-per-1m", degrees=(1,))

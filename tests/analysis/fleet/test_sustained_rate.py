@@ -44,12 +44,17 @@ def keeps(copy, rate_per_s):
         (VLLM_0_12, "mistral-7b", "ml.g6.xlarge", 1, (85, 19), ("ttft_p90<=516ms",), (0.9, 1.1)),
         # a prompt within an answer of 27 tokens breaks the limit: at most every tenth may have one
         (
-            VLLM_0_19, "gemma-2-27b", "ml.p4de.24xlarge", 2, (1592, 27),
-            ("ttft_p90<=1.61s", "tpot_p90<=25.3ms"), (0.005, 0.04),
+            VLLM_0_19,
+            "gemma-2-27b",
+            "ml.p4de.24xlarge",
+            2,
+            (1592, 27),
+            ("ttft_p90<=1.61s", "tpot_p90<=25.3ms"),
+            (0.005, 0.04),
         ),
     ],
     ids=["near", "far below"],
-)  # fmt: skip
+)
 def test_a_capacity_near_saturation_in_closed_form_or_far_below_is_found(
     profile, model, machine, degree, lengths, slos, times
 ):

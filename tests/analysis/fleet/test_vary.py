@@ -39,9 +39,7 @@ def test_cheap_ones_win_until_one_big_machine_costs_less():
     carries 4 to 10. Beyond that, a large one with small ones is not a fleet: 18 USD buys two large
     ones or nine small ones, and more than ten small ones cost 22. So large wins to 20.
     """
-    found = compare_stairs(
-        [stairs(SMALL, 1.0, 2.0, 20.0), stairs(LARGE, 10.0, 9.0, 20.0)], 0.5, 20.0
-    )
+    found = compare_stairs([stairs(SMALL, 1.0, 2.0, 20.0), stairs(LARGE, 10.0, 9.0, 20.0)], 0.5, 20.0)
     assert [(each.instance, each.to_per_s) for each in found.intervals] == [
         ("ml.g5.2xlarge", 4.0),
         ("ml.p4d.24xlarge", 20.0),
@@ -67,10 +65,7 @@ def winner_at(found, rate):
 def test_at_every_load_the_winner_costs_no_more_than_any_fleet(units, prices, share):
     high = 20.0
     layouts = (SMALL, LARGE, Layout(find_instance("ml.g5.12xlarge"), 4))
-    table = [
-        stairs(layout, unit, price, high)
-        for layout, unit, price in zip(layouts, units, prices, strict=False)
-    ]
+    table = [stairs(layout, unit, price, high) for layout, unit, price in zip(layouts, units, prices, strict=False)]
     rate = 0.1 + share * (high - 0.1)
     winner = winner_at(compare_stairs(table, 0.1, high), rate)
     costs = {

@@ -41,9 +41,7 @@ def test_four_of_five_draws_of_the_planned_load_are_inside(burstiness, kinds):
     assert verdicts.count("inside") / len(verdicts) == pytest.approx(0.8, abs=0.03)
 
 
-@pytest.mark.parametrize(
-    ("outside", "of", "wanted"), [(0, 11, False), (2, 11, False), (6, 11, True)]
-)
+@pytest.mark.parametrize(("outside", "of", "wanted"), [(0, 11, False), (2, 11, False), (6, 11, True)])
 def test_one_or_two_misses_of_eleven_are_chance(outside, of, wanted):
     """Binomial with 0.2: two or more of eleven in 68 %, six or more in 1.2 %."""
     one = Estimate(1.0, 0.9, 1.1)

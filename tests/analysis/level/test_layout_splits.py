@@ -53,9 +53,13 @@ def test_attention_groups_hold_more_sequences_and_answer_faster_when_full():
 def test_a_copy_over_two_machines_fits_where_one_is_too_small_and_costs_two():
     (alone,) = layouts_of(P5, [8])
     possible, rejected = split_layouts(
-        [P5], DEEPSEEK, VLLM_0_12, degrees=[8, 16], open_loop=True,
+        [P5],
+        DEEPSEEK,
+        VLLM_0_12,
+        degrees=[8, 16],
+        open_loop=True,
         settings=[EngineSetting(hosts=2), EngineSetting(hosts=2, pipeline=2)],
-    )  # fmt: skip
+    )
     assert alone.instance.price_usd_per_hour is not None
     shown = {(layout.tensor_parallel, layout.setting.pipeline) for layout, _ in possible}
     assert (8, 2) in shown

@@ -47,9 +47,7 @@ def drawn(seed):
     size, number = random.choice([1, 2, 10, 16, 64]), random.randint(1, 120)
     longest, most = random.choice([5, 40, 300, 1000]), random.choice([1, 2, 30, 300])
     shared = random.choice([0, 0, longest])
-    lengths = [
-        (shared + random.randint(1, longest), random.randint(1, most)) for _ in range(number)
-    ]
+    lengths = [(shared + random.randint(1, longest), random.randint(1, most)) for _ in range(number)]
     if shared or random.random() < 0.5:
         lengths = [(prompt, output, random.randrange(shared, prompt)) for prompt, output in lengths]
     if random.random() < 0.3:
@@ -137,11 +135,7 @@ def test_without_a_compiler_python_follows(monkeypatch, model):
         queueing._native.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [{"block_size": 10**6}, {"block_size": 2**62}, {"num_blocks": 2**70}],
-    ids=str,
-)
+@pytest.mark.parametrize("limits", [{"block_size": 10**6}, {"block_size": 2**62}, {"num_blocks": 2**70}], ids=str)
 def test_numbers_that_c_does_not_hold_are_left_to_python(monkeypatch, model, limits):
     """Of a profile that somebody else wrote: no memory for each token of a block, no overflow."""
     monkeypatch.setattr(queueing, "_native", object)  # a library without a function
@@ -152,12 +146,7 @@ def test_numbers_that_c_does_not_hold_are_left_to_python(monkeypatch, model, lim
 
 def test_what_neither_can_follow_is_python_s_error(compiled, model):
     """A prompt that no step takes: C gives up, and Python says why."""
-    config = SchedulerConfig(
-        num_blocks=4,
-        block_size=16,
-        max_model_len=64,
-        max_rolling_batch_prefill_tokens=64,
-    )
+    config = SchedulerConfig(num_blocks=4, block_size=16, max_model_len=64, max_rolling_batch_prefill_tokens=64)
     with pytest.raises(IndexError):
         follow(model, config, [0.0], [(1000, 5)])
     with pytest.raises(IndexError):
@@ -171,9 +160,7 @@ def test_an_interrupt_between_two_prices_frees_the_queue(compiled, model, monkey
     freed = []
     native = queueing._native()
     monkeypatch.setattr(model, "pricer", lambda: interrupted)
-    monkeypatch.setattr(
-        queueing, "_native", lambda: Spied(native, lambda queue: freed.append(queue))
-    )
+    monkeypatch.setattr(queueing, "_native", lambda: Spied(native, lambda queue: freed.append(queue)))
     config, _, lengths, _ = drawn(1)
     with pytest.raises(KeyboardInterrupt):
         follow(model, config, 1, lengths)

@@ -108,15 +108,11 @@ def simulated(path, rows, config, step_time):
 
 @pytest.mark.parametrize(("capacity", "on_host"), [(1_500, 0), (4_000, 0), (1_500, 3_000)])
 @pytest.mark.parametrize(("write", "block"), [(mooncake, 512), (bailian, 16)])
-def test_the_simulated_hit_rate_is_that_of_an_independent_lru_replay(
-    tmp_path, write, block, capacity, on_host
-):
+def test_the_simulated_hit_rate_is_that_of_an_independent_lru_replay(tmp_path, write, block, capacity, on_host):
     rows, path = conversations(150, block, seed=block), tmp_path / "trace.jsonl"
     write(rows, path)
     assert read_trace(path).block_tokens == block
-    config = SchedulerConfig(
-        num_blocks=capacity, max_model_len=20_000, prefix_caching=True, host_blocks=on_host
-    )
+    config = SchedulerConfig(num_blocks=capacity, max_model_len=20_000, prefix_caching=True, host_blocks=on_host)
     run = simulated(path, rows, config, Quick())
     hit, away = replayed(rows, block, capacity, on_host)
     assert hit_share(run.records).value == pytest.approx(hit, abs=0.01)
@@ -134,11 +130,7 @@ def test_a_host_with_room_for_all_gives_the_hits_of_a_cache_without_bound(tmp_pa
     small = SchedulerConfig(num_blocks=1_500, max_model_len=20_000, prefix_caching=True)
     small, hosted, boundless = (
         hit_share(simulated(path, rows, config, Quick()).records).value
-        for config in (
-            small,
-            replace(small, host_blocks=10**6),
-            replace(small, num_blocks=10**6),
-        )
+        for config in (small, replace(small, host_blocks=10**6), replace(small, num_blocks=10**6))
     )
     assert small < hosted - 0.1
     assert hosted == pytest.approx(boundless, abs=1e-12)

@@ -72,9 +72,7 @@ def test_thirty_cells_are_predicted_by_their_lengths_as_they_are_planned(cell, s
     sent_s = tuple(run.sent_s)
     layout = Layout(find_instance(cell[1]), cell[2])
     load = Load(rate_per_s=rate_per_s)
-    level = MeasuredLevel(
-        layout.setup(plan.workload), cell[3], cell[4], load, 400, arrivals_s=sent_s
-    )
+    level = MeasuredLevel(layout.setup(plan.workload), cell[3], cell[4], load, 400, arrivals_s=sent_s)
     predicted = predict_cell(profile, level)
     assert profile.parameters.request_overhead_s > 0.005
     assert predicted.ttft_mean_s == pytest.approx(run.ttft_s.mean(), rel=1e-6)
@@ -109,9 +107,7 @@ def test_a_full_cache_sends_the_youngest_back_and_counts_its_gap():
 
 
 def test_an_answer_of_one_token_has_no_gap_and_prompts_are_split_where_they_may_be():
-    config = SchedulerConfig(
-        num_blocks=64, block_size=16, max_model_len=512, max_rolling_batch_prefill_tokens=100
-    )
+    config = SchedulerConfig(num_blocks=64, block_size=16, max_model_len=512, max_rolling_batch_prefill_tokens=100)
     whole = follow(flat, config, [0.0], [(100, 1)])
     assert (whole.ttft_s[0], whole.e2e_s[0], whole.gap_s.size) == (0.5, 0.5, 0)
     chunked = replace(config, chunked_prefill=True)
@@ -164,42 +160,28 @@ def test_the_wait_of_prompts_is_the_scheduler_s_in_the_follower(load, ratio, mos
     model = plan_of("llama-2-7b", "ml.g5.2xlarge", 1, 200, 60, "tgi-2023").steady.model
     lengths = [(50 + 53 * index % 250, 5 + 17 * index % 110) for index in range(80)]
     level = simulate_level(
-        LevelSpec(0, load, num_requests=80),
-        lambda index: PlannedRequest(index, 0.0, *lengths[index]),
-        config,
-        model,
+        LevelSpec(0, load, num_requests=80), lambda index: PlannedRequest(index, 0.0, *lengths[index]), config, model
     )
     sent_s = [record.sent_s for record in level.records]
     users = load.concurrency
     run = follow(model.pricer(), config, sent_s if users is None else users, lengths)
     if users is not None:  # the order of answers in one step decides who sends next
-        assert run.wall_s == pytest.approx(
-            max(each.token_times_s[-1] for each in level.records), rel=0.02
-        )
+        assert run.wall_s == pytest.approx(max(each.token_times_s[-1] for each in level.records), rel=0.02)
         return
     e2e_s = [each.token_times_s[-1] - each.sent_s for each in level.records]
     assert run.e2e_s == pytest.approx(e2e_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("in_c", [True, False], ids=["c", "python"])
-@pytest.mark.parametrize(
-    "load", [Load(concurrency=64), Load(rate_per_s=2e3)], ids=["users", "rate"]
-)
+@pytest.mark.parametrize("load", [Load(concurrency=64), Load(rate_per_s=2e3)], ids=["users", "rate"])
 def test_reserved_lengths_take_whole_blocks_as_in_the_scheduler(load, in_c):
     """18 + 16 tokens are 3 blocks of 16: 120 blocks hold 40 sequences, and 56 if tokens counted."""
     config = SchedulerConfig(
-        num_blocks=120,
-        block_size=16,
-        max_model_len=64,
-        kv_layout=KvLayout.CONTIGUOUS,
-        max_rolling_batch_size=256,
+        num_blocks=120, block_size=16, max_model_len=64, kv_layout=KvLayout.CONTIGUOUS, max_rolling_batch_size=256
     )
     model = plan_of("llama-3.1-8b", "ml.p5.4xlarge", 1, 100, 50, "vllm-0.19").steady.model
     records = simulate_level(
-        LevelSpec(0, load, num_requests=400),
-        lambda index: PlannedRequest(index, 0.0, 18, 16),
-        config,
-        model,
+        LevelSpec(0, load, num_requests=400), lambda index: PlannedRequest(index, 0.0, 18, 16), config, model
     ).records
     sends = load.concurrency or [record.sent_s for record in records]
     run = follow(model if in_c else model.pricer(), config, sends, [(18, 16)] * 400)

@@ -22,11 +22,7 @@ from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 def setting(profile, name, machine, isl, osl):
     shape, instance = find_model(name), find_instance(machine)
     config = scheduler_config_for(Setup(shape, instance, 1, "float16"), profile, isl + osl)
-    config = replace(
-        config,
-        max_rolling_batch_prefill_tokens=profile.max_prefill_tokens,
-        max_rolling_batch_size=24,
-    )
+    config = replace(config, max_rolling_batch_prefill_tokens=profile.max_prefill_tokens, max_rolling_batch_size=24)
     model = step_time_model_for(Setup(shape, instance, 1, "float16"), profile)
     return config, model
 
@@ -48,9 +44,7 @@ def test_random_arrivals_meet_the_same_times_as_in_the_scheduler(profile, name, 
         model,
         seed=4,
     )
-    arrivals = list(
-        arrival_times_s(rate, process="poisson", seed=4, num_requests=150, duration_s=None)
-    )
+    arrivals = list(arrival_times_s(rate, process="poisson", seed=4, num_requests=150, duration_s=None))
     run = follow(model.pricer(), config, arrivals, [(256, 64)] * 150)
     seen_ttft = [r.token_times_s[0] - r.due_s for r in level.records]
     seen_e2e = [r.token_times_s[-1] - r.due_s for r in level.records]

@@ -42,9 +42,7 @@ def test_two_users_by_hand():
     takes until 2.1, in which user 1 stands still."""
     spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=3)
     outputs = [2, 4, 1]
-    run = simulate_level(
-        spec, lambda i: PlannedRequest(i, 0.0, 10, outputs[i]), CONFIG, StepTimes()
-    )
+    run = simulate_level(spec, lambda i: PlannedRequest(i, 0.0, 10, outputs[i]), CONFIG, StepTimes())
     times = [list(record.token_times_s) for record in run.records]
     assert times[0] == pytest.approx([1.0, 1.1])
     assert times[1] == pytest.approx([1.0, 1.1, 2.2, 2.3])
@@ -92,9 +90,7 @@ class TestReplicas:
         both = simulate_level(spec, same(30, 50), CONFIG, Growing(), replicas=2)
         halved = LevelSpec(index=0, load=Load(rate_per_s=1.5, arrivals="constant"), num_requests=30)
         alone = simulate_level(halved, same(30, 50), CONFIG, Growing())
-        for even, odd, single in zip(
-            both.records[::2], both.records[1::2], alone.records, strict=True
-        ):
+        for even, odd, single in zip(both.records[::2], both.records[1::2], alone.records, strict=True):
             assert list(even.token_times_s) == pytest.approx(list(single.token_times_s))
             delayed = [time_s + 1 / 3 for time_s in single.token_times_s]
             assert list(odd.token_times_s) == pytest.approx(delayed)
@@ -107,12 +103,7 @@ class TestReplicas:
 
         def mean_first_token_s(router):
             run = simulate_level(
-                spec,
-                lambda i: PlannedRequest(i, 0.0, 10, outputs[i]),
-                config,
-                Growing(),
-                replicas=3,
-                router=router,
+                spec, lambda i: PlannedRequest(i, 0.0, 10, outputs[i]), config, Growing(), replicas=3, router=router
             )
             return sum(r.token_times_s[0] - r.due_s for r in run.records) / 200
 
@@ -127,9 +118,7 @@ class TestReplicas:
         st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=7),
         st.sampled_from([RoundRobin, LeastOutstanding]),
     )
-    def test_runs_broken_into_give_what_single_steps_give(
-        self, replicas, concurrency, lengths, router
-    ):
+    def test_runs_broken_into_give_what_single_steps_give(self, replicas, concurrency, lengths, router):
         """A scheduler that never sees equal steps ahead makes the simulator take each of them."""
         spec = LevelSpec(index=0, load=Load(concurrency=concurrency), num_requests=25)
         config = SchedulerConfig(num_blocks=60, block_size=4, max_rolling_batch_size=4)
@@ -146,10 +135,7 @@ class TestReplicas:
 
         in_runs = run()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "lmi_bench.engine.scheduling.scheduler.Scheduler.identical_decode_steps",
-                lambda self: 0,
-            )
+            patch.setattr("lmi_bench.engine.scheduling.scheduler.Scheduler.identical_decode_steps", lambda self: 0)
             stepped = run()
         assert in_runs.stopped_by == stepped.stopped_by
         assert len(in_runs.records) == len(stepped.records)
@@ -169,18 +155,14 @@ def test_64_streams_for_a_minute_take_a_fraction_of_a_second():
     lengths = [(draw.randint(20, 500), draw.randint(20, 500)) for _ in range(1000)]
     spec = LevelSpec(index=0, load=Load(concurrency=64), duration_s=60.0)
     start_s = time.process_time()
-    run = simulate_level(
-        spec, lambda i: PlannedRequest(i, 0.0, *lengths[i % 1000]), CONFIG, Growing()
-    )
+    run = simulate_level(spec, lambda i: PlannedRequest(i, 0.0, *lengths[i % 1000]), CONFIG, Growing())
     assert time.process_time() - start_s < 1.0
     assert run.records[-1].token_times_s[-1] > 60
 
 
 def test_simulating_loads_neither_asyncio_nor_torch():
     program = "import sys, lmi_bench.analysis.level.simulator; print(*sorted(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "lmi_bench.analysis.level.simulator" in loaded
     assert not {"asyncio", "torch", "lmi_bench.engine.async_engine"} & loaded

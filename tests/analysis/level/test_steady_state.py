@@ -54,11 +54,7 @@ def latencies(plan, spec, **options):
 def test_waiting_users_take_one_cycle_an_answer(case, users):
     plan = copy(case, open_loop=False)
     cycle_s = plan.steady.cycle_s(users)
-    seen = latencies(
-        plan,
-        LevelSpec(0, Load(concurrency=users), num_requests=6 * users),
-        spacing_s=cycle_s / users,
-    )
+    seen = latencies(plan, LevelSpec(0, Load(concurrency=users), num_requests=6 * users), spacing_s=cycle_s / users)
     assert seen("e2e").mean() == pytest.approx(cycle_s, rel=0.02)
 
 
@@ -77,12 +73,7 @@ def test_random_arrivals_are_foreseen_within_fifteen_per_cent(case, share):
     assert steady.latency_s("e2e", "p90", batch) == pytest.approx(e2e_s, rel=0.15)
 
 
-LAYOUTS = [
-    ("ml.p4d.24xlarge", 4),
-    ("ml.p4d.24xlarge", 8),
-    ("ml.g5.12xlarge", 4),
-    ("ml.g5.48xlarge", 8),
-]
+LAYOUTS = [("ml.p4d.24xlarge", 4), ("ml.p4d.24xlarge", 8), ("ml.g5.12xlarge", 4), ("ml.g5.48xlarge", 8)]
 """Published, 256 users: each first of a pair has more throughput than its second."""
 
 

@@ -52,9 +52,7 @@ def drawn(number):
     return PlannedRequest(number, 0.0, draw.randint(1, 300), draw.randint(1, 60))
 
 
-def run(
-    load, *, workers=(2, 3), transfer_s=0.25, requests=drawn, config=CONFIG, number=60, links=1
-):
+def run(load, *, workers=(2, 3), transfer_s=0.25, requests=drawn, config=CONFIG, number=60, links=1):
     prefill, decode = Steps([]), Steps([])
     level = simulate_pools(
         LevelSpec(0, load=load, num_requests=number),
@@ -84,18 +82,14 @@ def test_no_token_comes_before_the_cache_has_moved():
         times = record.exchange.token_times_s
         assert list(times) == sorted(times)
         if len(times) > 1:
-            computed_s, moved_s = (
-                at_least + 1e-4 * record.input_tokens for at_least in (0.01, 0.25)
-            )
+            computed_s, moved_s = (at_least + 1e-4 * record.input_tokens for at_least in (0.01, 0.25))
             assert times[0] - record.due_s >= computed_s + moved_s - 1e-9
             assert times[1] - times[0] >= 0.01 - 1e-9
 
 
 def test_prompts_are_computed_once_and_never_beside_decoding():
     _, prefill, decode = run(Load(12))
-    assert sum(shape.prefill_tokens for shape in prefill) == sum(
-        drawn(number).input_tokens for number in range(60)
-    )
+    assert sum(shape.prefill_tokens for shape in prefill) == sum(drawn(number).input_tokens for number in range(60))
     assert not any(shape.decode_sequences for shape in prefill)
     assert not any(shape.prefill_tokens for shape in decode)
 
@@ -158,9 +152,7 @@ def cell(users, *, prompt=4000, workers=(1, 2), **more):
     groups = Parallelism(True, attention_groups=8)
     setup = Setup(find_model("deepseek-v3"), machine, 8, "float8")
     pool = PrefillPool(replace(setup, parallelism=more.pop("prefill_split", groups)), workers[0])
-    return MeasuredLevel(
-        setup, prompt, 400, Load(users), 10 * users, replicas=workers[1], prefill=pool, **more
-    )
+    return MeasuredLevel(setup, prompt, 400, Load(users), 10 * users, replicas=workers[1], prefill=pool, **more)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +184,7 @@ def test_the_closed_form_agrees_with_the_simulation(users, prompt, link):
     tokens = sum(sum(record.exchange.token_counts) for record in records)
     wall_s = max(record.exchange.token_times_s[-1] for record in records)
     tpot_s = sum(
-        (each.exchange.token_times_s[-1] - each.exchange.token_times_s[0])
-        / (sum(each.exchange.token_counts) - 1)
+        (each.exchange.token_times_s[-1] - each.exchange.token_times_s[0]) / (sum(each.exchange.token_counts) - 1)
         for each in records
     ) / len(records)
     assert predicted.throughput_tokens_per_s == pytest.approx(tokens / wall_s, rel=0.12)
@@ -210,9 +201,7 @@ def test_more_prefill_workers_raise_a_rate_that_prompts_limit():
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_prompt_worker_computes_a_prompt_of_each_attention_group_in_a_step(chunked):
     whole = cell(400, prompt=8000, workers=(1, 4))
-    spread = replace(
-        whole.prefill.setup, parallelism=Parallelism(expert_parallel=True, attention_groups=8)
-    )
+    spread = replace(whole.prefill.setup, parallelism=Parallelism(expert_parallel=True, attention_groups=8))
     profile = replace(GRAPH_GPU_PRIOR, chunked_prefill=chunked, max_prefill_tokens=8192)
     pools = pools_of(profile, replace(whole, prefill=replace(whole.prefill, setup=spread)))
     step_s = pools.prefill.model.step_time_s(pools.prefill.prompt_shape(8))
@@ -246,31 +235,41 @@ def test_the_transfer_is_the_prompt_s_cache_over_the_link():
     assert pool.transfer_s(4000) == pytest.approx(61 * 576 * 2 * 4000 / 50e9)
     slow = replace(cell(1), prefill=replace(pool, link_bytes_per_s=1e9))
     more_s = pools_of(GRAPH_GPU_PRIOR, slow).transfer_s - pool.transfer_s(4000)
-    later_s = (
-        predict_cell(GRAPH_GPU_PRIOR, slow).ttft_mean_s
-        - predict_cell(GRAPH_GPU_PRIOR, cell(1)).ttft_mean_s
-    )
+    later_s = predict_cell(GRAPH_GPU_PRIOR, slow).ttft_mean_s - predict_cell(GRAPH_GPU_PRIOR, cell(1)).ttft_mean_s
     assert later_s == pytest.approx(more_s, rel=0.01)
 
 
-@pytest.mark.parametrize(("machine", "devices", "gigabytes_per_s"), [
-    ("ml.g5.12xlarge", 4, 8.0), ("ml.g5.12xlarge", 5, 1.25), ("ml.p4d.24xlarge", 8, 300.0),
-    ("ml.p4d.24xlarge", 16, 6.25), ("ml.p6e-gb200.36xlarge", 8, 50.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("machine", "devices", "gigabytes_per_s"),
+    [
+        ("ml.g5.12xlarge", 4, 8.0),
+        ("ml.g5.12xlarge", 5, 1.25),
+        ("ml.p4d.24xlarge", 8, 300.0),
+        ("ml.p4d.24xlarge", 16, 6.25),
+        ("ml.p6e-gb200.36xlarge", 8, 50.0),
+    ],
+)
 def test_pools_share_a_machine_s_link_or_its_network(machine, devices, gigabytes_per_s):
     """Four A10G on a shared bridge of 32 GB/s and 40 Gbit/s; eight A100 on NVLink, 400 Gbit/s."""
     rate = pools_bytes_per_s(find_instance(machine), devices)
     assert rate == pytest.approx(gigabytes_per_s * 1e9)
 
 
-@pytest.mark.parametrize(("workers", "gbps", "gigabytes_per_s"), [
-    ("2:2", None, 8.0), ("4:4", None, 1.25), ("4:4", 10.0, 1.25), ("2:2", 100.0, 12.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("workers", "gbps", "gigabytes_per_s"),
+    [("2:2", None, 8.0), ("4:4", None, 1.25), ("4:4", 10.0, 1.25), ("2:2", 100.0, 12.5)],
+)
 def test_predict_moves_caches_at_the_machine_s_rate(workers, gbps, gigabytes_per_s):
     settings = PredictSettings(
-        model="llama-3.1-8b", instance="ml.g5.12xlarge", tensor_parallel=1, concurrency="1",
-        input_tokens=1000, output_tokens=10, disaggregate=workers, network_gbps=gbps,
-    )  # fmt: skip
+        model="llama-3.1-8b",
+        instance="ml.g5.12xlarge",
+        tensor_parallel=1,
+        concurrency="1",
+        input_tokens=1000,
+        output_tokens=10,
+        disaggregate=workers,
+        network_gbps=gbps,
+    )
     link = predict(settings).forecasts[0].cell.prefill.link_bytes_per_s
     assert link == pytest.approx(gigabytes_per_s * 1e9)
 

@@ -6,12 +6,7 @@ import pytest
 
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
-from lmi_bench.analysis.model.capacity import (
-    memory_plan_for,
-    roofline_of,
-    scheduler_config_for,
-    step_time_model_for,
-)
+from lmi_bench.analysis.model.capacity import memory_plan_for, roofline_of, scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.model.memory import expert_params
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
@@ -25,9 +20,7 @@ from lmi_bench.engine.scheduling.config import KvLayout
 
 
 def config(model="llama-2-7b", instance="ml.g5.2xlarge", tp=1, total=512, dtype="float16"):
-    return scheduler_config_for(
-        Setup(find_model(model), find_instance(instance), tp, dtype), TGI_2023, total
-    )
+    return scheduler_config_for(Setup(find_model(model), find_instance(instance), tp, dtype), TGI_2023, total)
 
 
 def test_the_cache_is_what_share_weights_and_reserve_leave():

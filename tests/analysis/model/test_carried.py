@@ -60,8 +60,6 @@ def test_the_interval_shows_a_doubt_of_the_gap_and_of_an_unknown_link():
     machine = find_instance("ml.g6e.48xlarge")
     assert machine.link.is_shared is None
     unknown = Setup(find_model("llama-3.1-70b"), machine, 8, "float16")
-    stated = replace(
-        unknown, instance=replace(machine, link=replace(machine.link, is_shared=False))
-    )
+    stated = replace(unknown, instance=replace(machine, link=replace(machine.link, is_shared=False)))
     ttft = ("ttft_mean_s", 2000)
     assert interval(VLLM_0_12, unknown, *ttft) > 1.5 * interval(VLLM_0_12, stated, *ttft)

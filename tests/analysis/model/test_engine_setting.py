@@ -121,9 +121,7 @@ def test_chunks_shorten_the_longest_gap_between_tokens():
     workload = replace(LLAMA, input_tokens=2048, output_tokens=32)
 
     def longest_gap_s(setting):
-        level = plan(setting, workload).simulate(
-            LevelSpec(0, Load(rate_per_s=0.5), num_requests=12)
-        )
+        level = plan(setting, workload).simulate(LevelSpec(0, Load(rate_per_s=0.5), num_requests=12))
         times = (record.token_times_s for record in level.records)
         return max(b - a for own in times for a, b in pairwise(own))
 
@@ -191,14 +189,7 @@ def test_bursts_need_more_machines_than_even_arrivals():
         workload = replace(LLAMA, burstiness=burstiness)
         slos = (Slo("ttft", "p90", 800.0),)
         answer = recommend(
-            RecommendRequest(
-                workload,
-                TGI_2023,
-                load=Load(rate_per_s=1.0),
-                slos=slos,
-                instances=(G5,),
-                degrees=(1,),
-            )
+            RecommendRequest(workload, TGI_2023, load=Load(rate_per_s=1.0), slos=slos, instances=(G5,), degrees=(1,))
         )
         return answer.recommended.figures["capacity_rate_per_s"].low
 

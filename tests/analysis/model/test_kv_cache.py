@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.model.memory import (
-    kv_bytes_per_sequence,
-    kv_bytes_per_token,
-    kv_heads_per_rank,
-)
+from lmi_bench.analysis.model.memory import kv_bytes_per_sequence, kv_bytes_per_token, kv_heads_per_rank
 from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import CapacityError

@@ -68,15 +68,11 @@ def fitted():
 
 @pytest.fixture(scope="module")
 def profile(fitted):
-    made = profile_of_fit(
-        fitted, fitted_on="six levels", fitted_date="2026-11-21", keep_levels=True
-    )
+    made = profile_of_fit(fitted, fitted_on="six levels", fitted_date="2026-11-21", keep_levels=True)
     return replace(made, machine=MACHINE)
 
 
-@pytest.mark.parametrize(
-    "unseen", [cell(2), cell(8), cell(12, 256, 96), cell(24, 64, 128), cell(0, rate=0.9)]
-)
+@pytest.mark.parametrize("unseen", [cell(2), cell(8), cell(12, 256, 96), cell(24, 64, 128), cell(0, rate=0.9)])
 def test_a_server_on_a_processor_is_predicted_from_six_levels(fitted, unseen):
     said = estimates(fitted, unseen, ["throughput_tokens_per_s", "tpot_mean_s"])
     truth = predict_cell(TRUTH, unseen)
@@ -138,17 +134,13 @@ def test_what_reading_does_not_hide_adds_to_the_step():
 
 def test_several_rows_read_weights_slower_than_one():
     for step, factor in ((LONE, 1.0), (ROWS, 1 / 0.8)):
-        plain, packed = (
-            step_s(step, unhidden_share=0.0, rows_read_share=share) for share in (1.0, 0.8)
-        )
+        plain, packed = (step_s(step, unhidden_share=0.0, rows_read_share=share) for share in (1.0, 0.8))
         assert packed.weights_s == pytest.approx(plain.weights_s * factor)
 
 
 def test_attention_has_a_rate_of_its_own():
     """512 causal tokens: 512 * 513 / 2 pairs, 4 FLOP each in 12 layers of 12 heads of 64."""
-    prompt = StepShape(
-        prefill_sequences=1, prefill_tokens=512, prefill_context_pairs=512 * 513 // 2
-    )
+    prompt = StepShape(prefill_sequences=1, prefill_tokens=512, prefill_context_pairs=512 * 513 // 2)
     fast, slow = (step_s(prompt, unhidden_share=0.0, attention_share=s) for s in (1.0, 0.25))
     rate = 150e9 * BUNDLED_CPU_PRIOR.parameters.compute_share
     pairs_s = 512 * 513 / 2 * 4 * 12 * 12 * 64 / rate

@@ -7,19 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
-from lmi_bench.analysis.model.capacity import (
-    memory_plan_for,
-    reserve_bytes_of,
-    scheduler_config_for,
-)
+from lmi_bench.analysis.model.capacity import memory_plan_for, reserve_bytes_of, scheduler_config_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
-from lmi_bench.analysis.model.memory import (
-    checkpoint_format,
-    expert_params,
-    min_devices,
-    weight_bytes,
-    weight_format,
-)
+from lmi_bench.analysis.model.memory import checkpoint_format, expert_params, min_devices, weight_bytes, weight_format
 from lmi_bench.analysis.model.profiles import V1
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
@@ -32,9 +22,7 @@ from lmi_bench.models.shape import tensor_parallel_problem
 def plan_of(shape, memory_bytes, input_tokens, output_tokens, *, degree=1, reserve_bytes=0.0):
     """The plan of an engine that takes a device's whole memory but for the reserve."""
     device = replace(find_accelerator("A10G"), memory_bytes=memory_bytes)
-    profile = replace(
-        GRAPH_GPU_PRIOR, memory_share=1.0, reserve_bytes=reserve_bytes, reserves_activations=True
-    )
+    profile = replace(GRAPH_GPU_PRIOR, memory_share=1.0, reserve_bytes=reserve_bytes, reserves_activations=True)
     setup = Setup(shape, bare_machine(device, degree), degree, "float16")
     return memory_plan_for(setup, profile, input_tokens=input_tokens, output_tokens=output_tokens)
 
@@ -124,8 +112,7 @@ def test_falcon_180b_is_refused_on_p4d_and_fits_on_p4de():
     """179.5e9 * 2 / 8 = 44.9 GB a device: above 40 GiB, below 80."""
     shape = find_model("falcon-180b")
     small, large = (
-        plan_of(shape, find_accelerator(name).memory_bytes, 256, 256, degree=8)
-        for name in ("A100-40", "A100-80")
+        plan_of(shape, find_accelerator(name).memory_bytes, 256, 256, degree=8) for name in ("A100-40", "A100-80")
     )
     assert small.problem is not None
     assert "(weights)" in small.problem
@@ -144,9 +131,7 @@ def test_a_misfit_names_the_term_that_overflows(memory_gib, reserve_gib, cause):
     assert f"({cause})" in plan.problem
 
 
-@pytest.mark.parametrize(
-    ("name", "batch", "expected"), [("A10G", 4, 8), ("A100-80", 4, 2), ("A100-80", 40, 4)]
-)
+@pytest.mark.parametrize(("name", "batch", "expected"), [("A10G", 4, 8), ("A100-80", 4, 2), ("A100-80", 40, 4)])
 def test_the_fewest_devices_hold_weights_and_cache(name, batch, expected):
     """Llama 2 70B: 137.95 GB of weights, a sequence of 4096 * 320 KiB = 1.34 GB.
 

@@ -21,11 +21,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
-MODEL, A10G, A100 = (
-    find_model("llama-2-7b"),
-    find_instance("ml.g5.2xlarge"),
-    find_instance("ml.p4d.24xlarge"),
-)
+MODEL, A10G, A100 = (find_model("llama-2-7b"), find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge"))
 H100 = find_instance("ml.p5.48xlarge")
 B200 = bare_machine(find_accelerator("B200"), 1)
 OLD_TGI = replace(TGI_2023, dtypes=())
@@ -37,15 +33,11 @@ def parts(dtype, step, *, instance=A100, profile=OLD_TGI, **more):
 
 
 def prompt(tokens):
-    return StepShape(
-        prefill_sequences=1, prefill_tokens=tokens, prefill_context_pairs=tokens * tokens // 2
-    )
+    return StepShape(prefill_sequences=1, prefill_tokens=tokens, prefill_context_pairs=tokens * tokens // 2)
 
 
 def decode(rows, context=1000):
-    return StepShape(
-        decode_sequences=rows, decode_tokens=rows, decode_context_tokens=rows * context
-    )
+    return StepShape(decode_sequences=rows, decode_tokens=rows, decode_context_tokens=rows * context)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +77,7 @@ def test_four_bit_weights_save_a_lone_sequence_time_but_cost_a_long_prompt_more(
     are 48 / 128 of a row's 2, so 19 % more arithmetic."""
     ideal = with_narrow_share(1.0)
     for profile, share in ((ideal, 0.6), (OLD_TGI, 0.7)):
-        lone = [
-            parts(dtype, decode(1), instance=A10G, profile=profile).total_s
-            for dtype in ("int4", "float16")
-        ]
+        lone = [parts(dtype, decode(1), instance=A10G, profile=profile).total_s for dtype in ("int4", "float16")]
         assert lone[0] < share * lone[1]
     plain = parts("float16", prompt(2048), profile=ideal)
     widened = parts("int4", prompt(2048), profile=ideal)
@@ -116,8 +105,7 @@ def test_four_bit_floats_are_multiplied_as_they_are_on_blackwell_and_widened_bef
     attention keep 16 bits. On H100 the same prompt takes longer than in 16 bits."""
     for device, low, high in ((B200, 0.25, 0.4), (H100, 1.0, 1.5)):
         narrow, wide = (
-            parts(name, prompt(1024), instance=device, profile=VLLM_0_12).compute_s
-            for name in (dtype, "bfloat16")
+            parts(name, prompt(1024), instance=device, profile=VLLM_0_12).compute_s for name in (dtype, "bfloat16")
         )
         assert low * wide < narrow < high * wide
 
@@ -137,8 +125,7 @@ def test_experts_are_widened_for_their_own_rows():
     setup = Setup(find_model("gpt-oss-120b"), H100, 1, "mxfp4")
     model = step_time_model_for(setup, VLLM_0_12)
     short, long = (
-        model.explain(StepShape(prefill_sequences=1, prefill_tokens=tokens)).compute_s
-        for tokens in (2048, 4096)
+        model.explain(StepShape(prefill_sequences=1, prefill_tokens=tokens)).compute_s for tokens in (2048, 4096)
     )
     widening_s = 114.66e9 * 2 * 16 / (989e12 * VLLM_0_12.parameters.compute_share)
     assert 2 * short - long == pytest.approx(widening_s, rel=0.02)
@@ -158,10 +145,7 @@ def test_kernels_that_widen_reach_a_share_of_the_rate_and_its_root_with_8_bits()
         full = parts(dtype, step, profile=with_narrow_share(1.0)).weights_s
         slowed = parts(dtype, step, profile=with_narrow_share(0.64)).weights_s
         assert slowed / full == pytest.approx(packed / share + 1 - packed, rel=0.002)
-    native = [
-        parts("float8", step, instance=H100, profile=with_narrow_share(share)).total_s
-        for share in (0.64, 1.0)
-    ]
+    native = [parts("float8", step, instance=H100, profile=with_narrow_share(share)).total_s for share in (0.64, 1.0)]
     assert native[0] == native[1]
 
 
@@ -189,9 +173,7 @@ def test_many_rows_are_multiplied_densely_by_weights_widened_before():
     bytes_each = (4 + 20 / 128) / 8
     params = MODEL.params_total - 2 * MODEL.vocab_size * MODEL.hidden_size
     rate = 1555e9 * 0.85 * 0.45
-    four, wide = (
-        parts(dtype, prompt(1024), profile=VLLM_V0_PRIOR) for dtype in ("int4", "float16")
-    )
+    four, wide = (parts(dtype, prompt(1024), profile=VLLM_V0_PRIOR) for dtype in ("int4", "float16"))
     assert four.total_s - wide.total_s == pytest.approx(params * (bytes_each + 2) / rate, rel=1e-3)
     on_the_way = replace(VLLM_V0_PRIOR, widen_first_rows=0)
     for rows, alike in ((255, True), (256, False)):
@@ -215,9 +197,7 @@ def test_a_cached_prefix_is_not_computed_again():
     """Three quarters of each prompt in the cache: about a quarter of the time to first token."""
     common = (Setup(MODEL, A10G, 1, "float16"), 1024, 32)
     cold = predict_cell(OLD_TGI, MeasuredLevel(*common, load=Load(1), num_requests=4))
-    warm = predict_cell(
-        OLD_TGI, MeasuredLevel(*common, load=Load(1), num_requests=4, cached_tokens=768)
-    )
+    warm = predict_cell(OLD_TGI, MeasuredLevel(*common, load=Load(1), num_requests=4, cached_tokens=768))
     extra_s = OLD_TGI.parameters.request_overhead_s
     ratio = (warm.ttft_mean_s - extra_s) / (cold.ttft_mean_s - extra_s)
     assert 0.2 < ratio < 0.35

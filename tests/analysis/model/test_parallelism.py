@@ -39,9 +39,7 @@ def setup(parallelism=PLAIN, degree=8, device="H200", **more):
 
 
 def decode(rows, context=1000):
-    return StepShape(
-        decode_sequences=rows, decode_tokens=rows, decode_context_tokens=rows * context
-    )
+    return StepShape(decode_sequences=rows, decode_tokens=rows, decode_context_tokens=rows * context)
 
 
 def parts(parallelism, rows, **more):
@@ -56,8 +54,7 @@ def test_attention_of_deepseek_v3_has_187_million_parameters_a_layer():
 
 def test_groups_repeat_attention_and_hold_a_latent_cache_once():
     plain, split = (
-        memory_plan_for(setup(each), GRAPH_GPU_PRIOR, input_tokens=7000, output_tokens=1000)
-        for each in (PLAIN, GROUPS)
+        memory_plan_for(setup(each), GRAPH_GPU_PRIOR, input_tokens=7000, output_tokens=1000) for each in (PLAIN, GROUPS)
     )
     more = split.weight_bytes - plain.weight_bytes
     assert more == pytest.approx(attention_params(DEEPSEEK) * 7 / 8)
@@ -68,9 +65,7 @@ def test_groups_repeat_attention_and_hold_a_latent_cache_once():
 
 
 def test_a_scheduler_of_groups_takes_the_sequences_of_all():
-    plain, split = (
-        scheduler_config_for(setup(each), GRAPH_GPU_PRIOR, 8000) for each in (PLAIN, GROUPS)
-    )
+    plain, split = (scheduler_config_for(setup(each), GRAPH_GPU_PRIOR, 8000) for each in (PLAIN, GROUPS))
     assert split.max_rolling_batch_size == 8 * plain.max_rolling_batch_size
     assert split.num_blocks > 6 * plain.num_blocks
 
@@ -126,10 +121,7 @@ def test_two_stages_take_the_time_of_half_the_batch_and_a_lone_row_gains_nothing
 
 def test_stages_share_weights_and_cache():
     plan = memory_plan_for(
-        setup(Parallelism(pipeline=2, hosts=2)),
-        GRAPH_GPU_PRIOR,
-        input_tokens=900,
-        output_tokens=100,
+        setup(Parallelism(pipeline=2, hosts=2)), GRAPH_GPU_PRIOR, input_tokens=900, output_tokens=100
     )
     one = memory_plan_for(setup(), GRAPH_GPU_PRIOR, input_tokens=900, output_tokens=100)
     assert plan.weight_bytes == one.weight_bytes / 2
@@ -159,18 +151,21 @@ def test_the_model_s_own_layer_drafts_for_less_than_a_tenth_of_a_step():
     drafted = setup(speculation=Speculation(3, 1.0, own=True))
     own = drafted.draft
     assert own.num_layers == 1
-    assert own.params_total == pytest.approx(
-        DEEPSEEK.params_total / 61 + 2 * 129280 * 7168, rel=0.1
-    )
+    assert own.params_total == pytest.approx(DEEPSEEK.params_total / 61 + 2 * 129280 * 7168, rel=0.1)
     step_s = step_time_model_for(setup(), GRAPH_GPU_PRIOR).step_time_s(decode(1))
     token_s = planned_model_for(drafted, GRAPH_GPU_PRIOR).step_time_s(decode(1))
     assert step_s / 4 < token_s < step_s / 2
 
 
-@pytest.mark.parametrize(("name", "layers", "billions"), [
-    ("deepseek-v3", 1, 11.6), ("mimo-v2-flash", 3, 0.33), ("ernie-4.5-300b-a47b", 1, 0.99),
-    ("qwen3-next-80b-a3b", 1, 1.65),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "layers", "billions"),
+    [
+        ("deepseek-v3", 1, 11.6),
+        ("mimo-v2-flash", 3, 0.33),
+        ("ernie-4.5-300b-a47b", 1, 0.99),
+        ("qwen3-next-80b-a3b", 1, 1.65),
+    ],
+)
 def test_the_layer_that_drafts_has_its_own_parameters(name, layers, billions):
     """MiMo's card: 0.33B a block, dense; Ernie's is dense, too; a layer's mean would be 6 times."""
     shape = find_model(name)

@@ -37,12 +37,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.model.profiles import (
-    PARAMETER_NAMES,
-    as_set,
-    profile_from_json,
-    profile_to_json,
-)
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, as_set, profile_from_json, profile_to_json
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import find_instance
@@ -88,9 +83,7 @@ def test_a_longer_version_of_the_same_release_is_no_other():
     assert "not for version 0.1" in other
 
 
-@pytest.mark.parametrize(
-    ("version", "known"), [("0.11.2", 0), ("0.12.0", 1), ("v0.19", 1), ("1.0", 0)]
-)
+@pytest.mark.parametrize(("version", "known"), [("0.11.2", 0), ("0.12.0", 1), ("v0.19", 1), ("1.0", 0)])
 def test_a_fit_of_several_versions_is_for_those_between_them(version, known):
     assert VLLM.version == "0.12 to 0.19"
     warnings = VLLM.warnings_for(accelerator="H100-SXM", engine_version=version)
@@ -282,9 +275,7 @@ def test_first_tokens_are_those_of_the_engine_s_own_scheduler(shape, users):
 
 def test_users_in_step_wait_for_each_other_s_prompts():
     """By hand: 22 prompts of 1,024 tokens in steps of 8,192 are 8, 8 and 6, level after level."""
-    profile = replace(
-        VLLM_0_6_PRIOR, parameters=replace(VLLM_0_6_PRIOR.parameters, request_overhead_s=0.0)
-    )
+    profile = replace(VLLM_0_6_PRIOR, parameters=replace(VLLM_0_6_PRIOR.parameters, request_overhead_s=0.0))
     one_s = predict_cell(profile, level(SHORT, 1)).ttft_mean_s
     eight_s = predict_cell(profile, level(SHORT, 8)).ttft_mean_s  # all in one step
     six_s = predict_cell(profile, level(SHORT, 6)).ttft_mean_s
@@ -296,9 +287,7 @@ def test_users_in_step_wait_for_each_other_s_prompts():
 
 def test_chunks_spread_users_out_whose_answers_have_one_length():
     """First tokens come a few steps apart, so the next prompts do: none waits for all of them."""
-    whole, split = (
-        predict_cell(VLLM_0_6_PRIOR, level(shape, 22)).ttft_mean_s for shape in (SHORT, LONG)
-    )
+    whole, split = (predict_cell(VLLM_0_6_PRIOR, level(shape, 22)).ttft_mean_s for shape in (SHORT, LONG))
     assert split < 0.35 * whole
 
 
@@ -317,9 +306,7 @@ def test_nvidia_s_engines_keep_the_cache_of_fp8_checkpoints_in_fp8():
     assert as_assumed(narrow, "vllm 0.11").setup.kv_dtype is None
     assert as_assumed(wide_cache, "nim 1.8.0").setup.kv_dtype == "float16"
     assert as_assumed(plain, "nim 1.8.0").setup.kv_dtype is None
-    assert slots_for(GRAPH_GPU_PRIOR, as_assumed(narrow, "nim")) > 1.9 * slots_for(
-        GRAPH_GPU_PRIOR, narrow
-    )
+    assert slots_for(GRAPH_GPU_PRIOR, as_assumed(narrow, "nim")) > 1.9 * slots_for(GRAPH_GPU_PRIOR, narrow)
 
 
 def test_an_unmeasured_interval_reaches_users_out_of_step_on_their_side():

@@ -10,9 +10,7 @@ from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.models import find_model
 
 
-@pytest.mark.parametrize(
-    ("name", "published"), [("A10G", 116.7), ("A100-40", 200.6), ("A100-80", 153.0)]
-)
+@pytest.mark.parametrize(("name", "published"), [("A10G", 116.7), ("A100-40", 200.6), ("A100-80", 153.0)])
 def test_ops_per_byte_and_the_posts_critical_batch_agree_with_the_data_sheets(name, published):
     device = find_accelerator(name)
     flop, bandwidth = device.fp16_flop_per_s, device.bandwidth_bytes_per_s

@@ -9,11 +9,7 @@ import pytest
 from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
-from lmi_bench.analysis.model.capacity import (
-    planned_model_for,
-    scheduler_config_for,
-    step_time_model_for,
-)
+from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.analysis.model.speculation import acceptance_of_counts
@@ -41,15 +37,11 @@ A10G = find_instance("ml.g5.2xlarge")
 
 
 def model_for(speculation, instance=A10G):
-    return planned_model_for(
-        Setup(MODEL, instance, 1, "float16", speculation=speculation), TGI_2023
-    )
+    return planned_model_for(Setup(MODEL, instance, 1, "float16", speculation=speculation), TGI_2023)
 
 
 def decode(rows, context=400):
-    return StepShape(
-        decode_sequences=rows, decode_tokens=rows, decode_context_tokens=rows * context
-    )
+    return StepShape(decode_sequences=rows, decode_tokens=rows, decode_context_tokens=rows * context)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +81,7 @@ def test_speculation_stops_paying_where_arithmetic_binds():
     free_host = replace(TGI_2023.parameters, host_per_sequence_s=0.0, host_per_layer_s=0.0)
     profile = replace(TGI_2023, parameters=free_host)
     plain = step_time_model_for(Setup(MODEL, A100, 1, "float16"), profile)
-    drafted = planned_model_for(
-        Setup(MODEL, A100, 1, "float16", speculation=Speculation(4, 0.8)), profile
-    )
+    drafted = planned_model_for(Setup(MODEL, A100, 1, "float16", speculation=Speculation(4, 0.8)), profile)
     assert drafted.step_time_s(decode(1, 10)) < plain.step_time_s(decode(1, 10))
     assert drafted.step_time_s(decode(2000, 10)) > plain.step_time_s(decode(2000, 10))
 
@@ -150,6 +140,4 @@ def test_the_mean_of_the_plan_is_that_of_the_simulated_scheduler():
     )
     assert all(sum(record.exchange.token_counts) == 240 for record in level.records)
     wall_s = max(record.token_times_s[-1] for record in level.records)
-    assert predict_cell(profile, plain).throughput_tokens_per_s == pytest.approx(
-        120 * 240 / wall_s, rel=0.04
-    )
+    assert predict_cell(profile, plain).throughput_tokens_per_s == pytest.approx(120 * 240 / wall_s, rel=0.04)

@@ -71,9 +71,7 @@ FREE = StepParameters(
 
 
 def setup(shape, device, tp, link):
-    machine = replace(
-        find_instance("ml.g5.48xlarge"), accelerator=device, link=link, num_accelerators=tp
-    )
+    machine = replace(find_instance("ml.g5.48xlarge"), accelerator=device, link=link, num_accelerators=tp)
     return Setup(shape, machine, tp, "float16")
 
 
@@ -123,11 +121,7 @@ def test_a_large_batch_turns_compute_bound():
 def test_the_host_hides_a_faster_gpu_and_its_queue_adds_to_it():
     """2 layers of 1 s, stretched by 10 % for each of 3 further ranks, and 0.5 s a sequence."""
     slow_host = model(
-        tp=2,
-        link=Link("nvlink", 1e9),
-        host_per_layer_s=1.0,
-        host_per_sequence_s=0.5,
-        host_stretch_per_rank=0.1,
+        tp=2, link=Link("nvlink", 1e9), host_per_layer_s=1.0, host_per_sequence_s=0.5, host_stretch_per_rank=0.1
     )
     parts = slow_host.explain(replace(ONE_DECODE, decode_sequences=3, decode_tokens=3))
     assert parts.host_s == pytest.approx(2.2)
@@ -231,9 +225,7 @@ def test_an_unknown_bandwidth_is_refused_not_guessed():
 
 def test_a_device_that_the_engine_does_not_run_on_is_refused():
     with pytest.raises(InputError, match="does not run on Inferentia2"):
-        step_time_model_for(
-            Setup(find_model("llama-2-7b"), find_instance("ml.inf2.xlarge"), 1, "float16"), TGI_2023
-        )
+        step_time_model_for(Setup(find_model("llama-2-7b"), find_instance("ml.inf2.xlarge"), 1, "float16"), TGI_2023)
 
 
 def test_fewer_bits_a_weight_read_faster():
@@ -257,16 +249,12 @@ def test_a_sliding_window_bounds_what_attention_reads():
 
 def test_layers_with_a_window_read_and_multiply_their_own_heads():
     """One layer of 2 KV heads of 5 values, and one of a head of 4 behind 30 tokens."""
-    shape = replace(
-        SHAPE, sliding_window=30, full_attention_layers=1, sliding_kv_heads=1, sliding_head_dim=4
-    )
+    shape = replace(SHAPE, sliding_window=30, full_attention_layers=1, sliding_kv_heads=1, sliding_head_dim=4)
     parts = model(shape=shape).explain(ONE_DECODE)
     assert parts.kv_s == pytest.approx((50 * 2 * 2 * 5 * 2 + 30 * 2 * 1 * 4 * 2) / 1e9)
     prompt = StepShape(prefill_sequences=1, prefill_tokens=100, prefill_context_pairs=5050)
     free = replace(SHAPE, cacheless_layers=2)
-    attention_s = (
-        model(shape=shape).explain(prompt).compute_s - model(shape=free).explain(prompt).compute_s
-    )
+    attention_s = model(shape=shape).explain(prompt).compute_s - model(shape=free).explain(prompt).compute_s
     assert attention_s == pytest.approx(4 * 2 * (5 * 5050 + 4 * 30 * 100) / 1e9)
 
 
@@ -327,34 +315,24 @@ def test_drafted_rows_read_the_cache_once_and_look_at_it_each():
     assert parts.compute_s == pytest.approx((6 * 18_000 + 2 * 4 * 10 * 300) / 1e9)
 
 
-@pytest.mark.parametrize(
-    ("rows", "ranks", "factor"), [(1, 1, 2.5), (2, 1, 1.25), (4, 1, 1), (1, 4, 10)]
-)
+@pytest.mark.parametrize(("rows", "ranks", "factor"), [(1, 1, 2.5), (2, 1, 1.25), (4, 1, 1), (1, 4, 10)])
 def test_a_block_for_each_sequence_and_head_leaves_multiprocessors_idle(rows, ranks, factor):
     """Llama 2 7B has 32 KV heads, an A10G 80 multiprocessors: one sequence is 32 blocks on one
     device, 8 on each of four. Kernels that split the context read at the full rate."""
     setup = Setup(find_model("llama-2-7b"), find_instance("ml.g5.12xlarge"), ranks, "float16")
     step = StepShape(decode_sequences=rows, decode_tokens=rows, decode_context_tokens=rows * 3840)
-    eager, split = (
-        step_time_model_for(setup, replace(TGI_2023, split_attention=kind))
-        for kind in (False, True)
-    )
+    eager, split = (step_time_model_for(setup, replace(TGI_2023, split_attention=kind)) for kind in (False, True))
     assert eager.explain(step).kv_s == pytest.approx(factor * split.explain(step).kv_s)
-    assert eager.pricer()(rows, rows * 3840, 0, 0, 0.0, 0) == pytest.approx(
-        eager.explain(step).total_s
-    )
+    assert eager.pricer()(rows, rows * 3840, 0, 0, 0.0, 0) == pytest.approx(eager.explain(step).total_s)
 
 
 def test_launches_of_a_latent_prompt_bound_short_prompts_and_are_hidden_by_long_ones():
     """61 layers of 0.9 ms are 54.9 ms; models with KV heads have no such bound."""
     machine = bare_machine(find_accelerator("H200"), 8)
-    setups = [
-        Setup(find_model(name), machine, 8, "float8") for name in ("deepseek-v3", "llama-3.1-70b")
-    ]
+    setups = [Setup(find_model(name), machine, 8, "float8") for name in ("deepseek-v3", "llama-3.1-70b")]
     latent, heads = (StepTimeModel(each, GRAPH_GPU_PRIOR) for each in setups)
     short, long = (
-        StepShape(prefill_sequences=1, prefill_tokens=n, prefill_context_pairs=n * (n + 1) // 2)
-        for n in (16, 32_768)
+        StepShape(prefill_sequences=1, prefill_tokens=n, prefill_context_pairs=n * (n + 1) // 2) for n in (16, 32_768)
     )
     least_s, parts = 61 * 0.9e-3, latent.explain(short)
     assert parts.total_s == pytest.approx(least_s, rel=1e-3)
@@ -379,9 +357,7 @@ def test_launches_of_a_latent_prompt_bound_short_prompts_and_are_hidden_by_long_
         ("deepseek-v3", "ml.p5en.48xlarge", 8, None, 61 * 576 * 2 / (0.8 * 64e9)),
     ],
 )
-def test_copies_from_the_host_take_the_bytes_of_a_device_over_its_link(
-    model, machine, degree, rate_per_s, copy_s
-):
+def test_copies_from_the_host_take_the_bytes_of_a_device_over_its_link(model, machine, degree, rate_per_s, copy_s):
     """Beside the step; without a tier nothing is copied. copy_s: of a token."""
     setup = Setup(find_model(model), find_instance(machine), degree, "bfloat16")
     prompt = StepShape(prefill_sequences=1, prefill_tokens=8, prefill_context_pairs=36)

@@ -49,14 +49,10 @@ def test_chunks_of_several_tokens_are_told_from_the_servers_count(of_a_chunk, wa
     """Ten answers of 16 tokens by the usage, which came in 4 chunks or in 16."""
     chunks = 16 // of_a_chunk
     records = tuple(
-        RequestRecord(
-            n, 0.0, Exchange(0.0, tuple(0.1 * i for i in range(1, chunks + 1))), output_tokens=16
-        )
+        RequestRecord(n, 0.0, Exchange(0.0, tuple(0.1 * i for i in range(1, chunks + 1))), output_tokens=16)
         for n in range(10)
     )
-    level = summarise_level(
-        LevelRun(LevelSpec(0, Load(concurrency=10), num_requests=10), 1, records)
-    )
+    level = summarise_level(LevelRun(LevelSpec(0, Load(concurrency=10), num_requests=10), 1, records))
     assert level.output_tokens == 160
     said = [text for text in check_level(level) if "chunks add up to" in text]
     assert bool(said) == warned == (level.unequal_counts is not None)
@@ -66,11 +62,7 @@ def test_chunks_of_several_tokens_are_told_from_the_servers_count(of_a_chunk, wa
 
 def test_a_word_cut_off_by_the_alphabet_is_no_disagreement():
     """A token of half a character has no text and so no chunk: 1 of 200 is not worth a warning."""
-    records = (
-        RequestRecord(
-            0, 0.0, Exchange(0.0, tuple(0.1 * i for i in range(1, 200))), output_tokens=200
-        ),
-    )
+    records = (RequestRecord(0, 0.0, Exchange(0.0, tuple(0.1 * i for i in range(1, 200))), output_tokens=200),)
     level = summarise_level(LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, records))
     assert level.unequal_counts.chunk_tokens == 199
     assert not [text for text in check_level(level) if "chunks add up to" in text]
@@ -124,12 +116,8 @@ def test_answers_of_another_length_than_planned_are_another_workload():
 
 
 def test_a_prefix_cache_that_the_usage_tells_of_is_warned_of_unless_it_was_wanted():
-    record = RequestRecord(
-        0, 0.0, Exchange(0.0, (1.0,), (4,), cached_tokens=96), input_tokens=100, asked_tokens=4
-    )
-    line = summarise_level(
-        LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, (record,))
-    )
+    record = RequestRecord(0, 0.0, Exchange(0.0, (1.0,), (4,), cached_tokens=96), input_tokens=100, asked_tokens=4)
+    line = summarise_level(LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, (record,)))
     assert line.cached_prompt_frac == 0.96
     assert line.unplanned_lengths is None
     assert any("96.0% of the prompt tokens" in text for text in check_level(line))
@@ -150,10 +138,7 @@ def test_answers_that_end_without_a_reason_beside_others_with_one_may_have_been_
     """A server that never gives a reason has cut nothing, but they are counted all the same."""
     records = tuple(
         RequestRecord(
-            n,
-            0.0,
-            Exchange(0.0, (0.1, 0.2), (1, 1), finish_reason=None if n < unsaid else "length"),
-            output_tokens=2,
+            n, 0.0, Exchange(0.0, (0.1, 0.2), (1, 1), finish_reason=None if n < unsaid else "length"), output_tokens=2
         )
         for n in range(10)
     )

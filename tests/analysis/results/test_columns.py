@@ -93,10 +93,7 @@ def test_goodput_counts_the_requests_that_meet_each_limit_by_themselves(limits):
             good += (
                 record.ok
                 and not record.at_start
-                and all(
-                    not own.size or statistic_ms(own, slo.statistic) <= slo.limit_ms
-                    for own, slo in values
-                )
+                and all(not own.size or statistic_ms(own, slo.statistic) <= slo.limit_ms for own, slo in values)
             )
         found = goodput(records, slos, open_loop=True)
         judged = sum(not record.at_start for record in records)

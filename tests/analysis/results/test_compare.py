@@ -8,12 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.results.compare import (
-    _worked_through_s,
-    are_paired,
-    compare_runs,
-    workload_differences,
-)
+from lmi_bench.analysis.results.compare import _worked_through_s, are_paired, compare_runs, workload_differences
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.manifest import Manifest, RunScenario
@@ -70,9 +65,7 @@ def test_a_run_against_its_like_differs_in_one_of_twenty_at_most():
     pairs one in twenty has a verdict at all: five or more of 30 would have a chance of 1.6 %."""
     held, same = [], []
     for seed in range(30):
-        found = verdicts(
-            run_of((4, records_of(2 * seed))), run_of((4, records_of(2 * seed + 1))), seed=seed
-        )
+        found = verdicts(run_of((4, records_of(2 * seed))), run_of((4, records_of(2 * seed + 1))), seed=seed)
         held += [d.low <= 0 <= d.high for d in found.values()]
         same.append({d.verdict for d in found.values()} == {"no difference"})
     assert len(held) == 30 * 9
@@ -89,9 +82,7 @@ def test_a_level_ends_when_its_last_user_does():
 def test_a_tenth_is_found_in_every_metric_and_lies_in_the_interval():
     slower, held = [], []
     for seed in range(10):
-        found = verdicts(
-            run_of((4, records_of(seed))), run_of((4, records_of(100 + seed, slower=1.1)))
-        )
+        found = verdicts(run_of((4, records_of(seed))), run_of((4, records_of(100 + seed, slower=1.1))))
         for metric, difference in found.items():
             truth = 1 / 1.1 - 1 if metric == "throughput" else 0.1
             slower.append(difference.verdict == "slower")
@@ -108,19 +99,14 @@ def test_a_change_of_the_detectable_size_is_claimed_in_80_of_100_comparisons():
     slower = 1 + alike["ttft_p50"].detectable
     assert 1.02 < slower < 1.1
     claimed = [
-        verdicts(
-            run_of((4, records_of(1000 + seed))), run_of((4, records_of(seed, slower=slower)))
-        )["ttft_p50"].verdict
+        verdicts(run_of((4, records_of(1000 + seed))), run_of((4, records_of(seed, slower=slower))))["ttft_p50"].verdict
         for seed in range(40)
     ]
     assert 26 <= claimed.count("slower") <= 38
 
 
 def test_a_longer_run_would_see_a_smaller_change():
-    short, long = (
-        verdicts(run_of((4, records_of(1, n=n))), run_of((4, records_of(2, n=n))))
-        for n in (100, 400)
-    )
+    short, long = (verdicts(run_of((4, records_of(1, n=n))), run_of((4, records_of(2, n=n)))) for n in (100, 400))
     for metric in ("throughput", "ttft_p50", "itl_p50", "tpot_p50"):
         assert 0.4 < long[metric].detectable / short[metric].detectable < 0.7, metric
 
@@ -130,10 +116,7 @@ def test_half_a_percent_takes_repeats_to_be_claimed():
 
     def steady(slower):
         times = [0.1, 0.12, 0.14]
-        return tuple(
-            RequestRecord(n, 0.0, Exchange(0.0, tuple(slower * t for t in times)))
-            for n in range(40)
-        )
+        return tuple(RequestRecord(n, 0.0, Exchange(0.0, tuple(slower * t for t in times))) for n in range(40))
 
     once = [run_of((4, steady(1.0))), run_of((4, steady(1.005)))]
     assert {d.verdict for d in verdicts(*once).values()} == {"no difference"}
@@ -179,8 +162,7 @@ def test_pairs_cancel_what_makes_one_request_longer_than_another():
     a = run_of((4, records_of(0)))
     paired = verdicts(a, run_of((4, records_of(1))))["e2e_p50"]
     shifted = tuple(
-        RequestRecord(r.request_id + 1000, r.due_s, Exchange(r.sent_s, r.token_times_s))
-        for r in records_of(1)
+        RequestRecord(r.request_id + 1000, r.due_s, Exchange(r.sent_s, r.token_times_s)) for r in records_of(1)
     )
     apart = verdicts(a, run_of((4, shifted)))["e2e_p50"]
     assert paired.high - paired.low < 0.5 * (apart.high - apart.low)
@@ -189,11 +171,10 @@ def test_pairs_cancel_what_makes_one_request_longer_than_another():
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"workload": {"input_tokens": 8, "output_tokens": 9}, "seed": 0},
-         "workload.output_tokens is 8 and 9"),
+        ({"workload": {"input_tokens": 8, "output_tokens": 9}, "seed": 0}, "workload.output_tokens is 8 and 9"),
         ({**SCENARIO, "load": {"arrivals": "constant"}}, "load.arrivals is None and 'constant'"),
     ],
-)  # fmt: skip
+)
 def test_unlike_workloads_are_refused_by_name(other, named):
     a, b = run_of((4, records_of(0))), run_of((4, records_of(1)), scenario=other)
     with pytest.raises(InputError, match=named):
@@ -203,14 +184,17 @@ def test_unlike_workloads_are_refused_by_name(other, named):
 @pytest.mark.parametrize(
     ("first", "second", "named"),
     [
-        ({"arrivals": "gamma", "burstiness": 0.15}, {"arrivals": "gamma", "burstiness": 4.0},
-         "load.burstiness is 0.15 and 4.0"),
+        (
+            {"arrivals": "gamma", "burstiness": 0.15},
+            {"arrivals": "gamma", "burstiness": 4.0},
+            "load.burstiness is 0.15 and 4.0",
+        ),
         ({"ramp_s": 20.0}, {}, "load.ramp_s is 20.0 and 0.0"),
         ({}, {"max_in_flight": 2}, "load.max_in_flight is None and 2"),
         ({"arrivals": "poisson", "burstiness": 0.15}, {"arrivals": "poisson"}, ""),
         ({"ramp_s": 0.0, "max_sessions": None, "max_in_flight": None}, {}, ""),
     ],
-)  # fmt: skip
+)
 def test_arrivals_are_alike_in_all_that_shapes_them(first, second, named):
     """A burstiness is of gamma arrivals alone."""
     found = [RunScenario.from_json({**SCENARIO, "load": load}) for load in (first, second)]

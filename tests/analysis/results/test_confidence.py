@@ -24,10 +24,7 @@ def test_an_overconfident_model_is_shown_by_how_much():
     by 0.35 and 0.05, the expected error is (10 * 0.35 + 4 * 0.05) / 14."""
     results = [(0.95, n < 6) for n in range(10)] + [(0.55, n < 2) for n in range(4)]
     table = calibration_table(results)
-    assert [(row.low_frac, row.count, row.right_frac) for row in table.rows] == [
-        (0.5, 4, 0.5),
-        (0.9, 10, 0.6),
-    ]
+    assert [(row.low_frac, row.count, row.right_frac) for row in table.rows] == [(0.5, 4, 0.5), (0.9, 10, 0.6)]
     assert (table.right, table.count) == (8, 14)
     assert table.expected_error == pytest.approx((10 * 0.35 + 4 * 0.05) / 14)
 

@@ -48,10 +48,7 @@ def test_batches_whose_requests_depend_on_each_other_are_covered_too(rule):
     rule, rng, held = parse_stop_when(rule), np.random.default_rng(1), []
     score = {0.5: 0.0, 0.9: 1.2815515655446004, 0.99: 2.3263478740408408}[rule.quantile]
     for _ in range(300):
-        own, shared = (
-            rng.standard_normal(rule.looks[-1]),
-            rng.standard_normal(rule.looks[-1] // 8 + 1),
-        )
+        own, shared = (rng.standard_normal(rule.looks[-1]), rng.standard_normal(rule.looks[-1] // 8 + 1))
         values_ms = np.exp(0.4 * (own + np.repeat(shared, 8)[: own.size]) / np.sqrt(2))
         looks = (rule.look(values_ms[:number]) for number in rule.looks)
         found = next(known for known in looks if known.reached)
@@ -76,9 +73,7 @@ def test_the_ends_of_the_interval_are_the_order_statistics_of_the_binomial(quant
     rule = StopWhen("ttft", quantile, 0.001)
     assert rule.looks[0] == least
     found = level(rule, independent(range(1, least + 1), quantile)).known
-    chances = [
-        math.comb(least, k) * quantile**k * (1 - quantile) ** (least - k) for k in range(least + 1)
-    ]
+    chances = [math.comb(least, k) * quantile**k * (1 - quantile) ** (least - k) for k in range(least + 1)]
     low = max(rank for rank in range(1, least + 1) if sum(chances[:rank]) <= 0.0025 or rank == 1)
     high = min(rank for rank in range(1, least + 1) if sum(chances[rank:]) <= 0.0025)
     assert (found.low_ms, found.high_ms) == (1000 * low, 1000 * high)

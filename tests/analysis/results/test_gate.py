@@ -23,20 +23,14 @@ from tests.levels import changed
 def answers(n, *, failed=0):
     """TTFT of 1, 2, ... n ms, then failures."""
     good = [RequestRecord(i, 0.0, Exchange(0.0, ((i + 1) / 1000, 1.0))) for i in range(n)]
-    bad = [
-        RequestRecord(n + i, 0.0, Exchange(0.0, ended_s=1.0), status="timeout")
-        for i in range(failed)
-    ]
+    bad = [RequestRecord(n + i, 0.0, Exchange(0.0, ended_s=1.0), status="timeout") for i in range(failed)]
     return (*good, *bad)
 
 
 def test_every_slo_is_checked_at_every_level():
     run = run_of((1, answers(100)), (2, answers(200)))
     cases = gate_slos(run, [parse_slo("ttft_p90<=100ms")])
-    assert [(case.level, case.outcome) for case in cases] == [
-        ("concurrency 1", "passed"),
-        ("concurrency 2", "missed"),
-    ]
+    assert [(case.level, case.outcome) for case in cases] == [("concurrency 1", "passed"), ("concurrency 2", "missed")]
     assert cases[1].detail == "180.1 ms is over 100 ms"  # linear: 1 + 0.9 * 199
 
 
@@ -72,10 +66,7 @@ def test_a_level_whose_load_was_not_delivered_is_not_measured():
     run = run_of((1, answers(100)))
     run.levels[0] = replace(run.levels[0], valid=False, invalid_reason="client: late")
     cases = gate_slos(run, [parse_slo("ttft_p90<=100ms")])
-    assert [(case.name, case.outcome) for case in cases] == [
-        ("ttft_p90", "passed"),
-        ("valid", "not measured"),
-    ]
+    assert [(case.name, case.outcome) for case in cases] == [("ttft_p90", "passed"), ("valid", "not measured")]
 
 
 def test_only_the_loads_asked_for_are_gated():

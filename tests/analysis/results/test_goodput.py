@@ -63,13 +63,11 @@ def test_nothing_sent_has_no_share():
         ({"p90": 900.0}, "pass", 100.0),
         ({"p90": 1000.0}, "pass", 0.0),
         ({"p90": 1100.0}, "fail", -100.0),
-        ({"p90": None, "min": 5.0, "unsupported": {"p90": "needs 29 samples, has 6"}},
-         "unsupported", None),
-        ({"p90": None, "min": 2000.0, "unsupported": {"p90": "needs 29 samples, has 6"}},
-         "fail", None),
+        ({"p90": None, "min": 5.0, "unsupported": {"p90": "needs 29 samples, has 6"}}, "unsupported", None),
+        ({"p90": None, "min": 2000.0, "unsupported": {"p90": "needs 29 samples, has 6"}}, "fail", None),
         ({}, "unsupported", None),
     ],
-)  # fmt: skip
+)
 def test_a_level_passes_fails_or_cannot_say(statistics, verdict, slack):
     line = level_of(ttft_ms=statistics)
     result = check_slo(line, parse_slo("ttft_p90<=1s"))

@@ -19,15 +19,7 @@ from tests.levels import changed, level_of
 # Llama 2 7B, FP16, TGI of late 2023, ml.g5.2xlarge, 256 in and 256 out: (concurrency, tok/s,
 # ms/token). Source: AWS Machine Learning Blog, "Benchmark and optimize endpoint deployment in
 # Amazon SageMaker JumpStart", table of the instance comparison.
-G5_2XLARGE = [
-    (1, 30, 33),
-    (2, 54, 33),
-    (4, 115, 35),
-    (8, 208, 39),
-    (16, 343, 48),
-    (32, 475, 97),
-    (64, 486, 159),
-]
+G5_2XLARGE = [(1, 30, 33), (2, 54, 33), (4, 115, 35), (8, 208, 39), (16, 343, 48), (32, 475, 97), (64, 486, 159)]
 # The same table, ml.p4d.24xlarge with tensor-parallel degree 8.
 P4D_24XLARGE = [
     (1, 49, 21),

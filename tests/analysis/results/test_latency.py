@@ -12,11 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.results.columns import columns_of
-from lmi_bench.analysis.results.latency import (
-    samples_needed,
-    summarise_level,
-    summarise_ms,
-)
+from lmi_bench.analysis.results.latency import samples_needed, summarise_level, summarise_ms
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import LATENCY_KEY, STATISTICS, GeneratorReport, Level
 from lmi_bench.core.load import Load
@@ -27,9 +23,7 @@ from lmi_bench.report.text import ttft_parts_line
 from lmi_bench.report.values import DEFINITIONS
 
 
-def record(
-    request_id=0, *, due=0.0, sent=0.0, times=(), counts=(), inputs=10, ended_s=None, **more
-):
+def record(request_id=0, *, due=0.0, sent=0.0, times=(), counts=(), inputs=10, ended_s=None, **more):
     exchange = Exchange(sent, tuple(times), tuple(counts), ended_s=ended_s)
     return RequestRecord(request_id, due, exchange, input_tokens=inputs, **more)
 
@@ -69,9 +63,7 @@ def test_overload_shows_from_the_due_time_and_hides_from_the_send():
     Request i is sent at 0.5 i and due at 0.1 i, so it waits 0.4 i; the mean of i is 3.5.
     """
     records = tuple(record(i, due=0.1 * i, sent=0.5 * i, times=(0.5 * i + 0.5,)) for i in range(8))
-    line = summarise_level(
-        LevelRun(LevelSpec(0, Load(rate_per_s=10.0), num_requests=8), 0, records)
-    )
+    line = summarise_level(LevelRun(LevelSpec(0, Load(rate_per_s=10.0), num_requests=8), 0, records))
     assert line.of("ttft_from_sent").mean == pytest.approx(500)
     delay_ms = line.of("dispatch_delay").mean
     assert line.of("e2e").mean - line.of("e2e_from_sent").mean == pytest.approx(delay_ms)
@@ -88,9 +80,7 @@ def test_tpot_divides_by_the_tokens_and_itl_takes_the_events():
 
 
 @pytest.mark.parametrize(
-    "lonely",
-    [record(times=(1.0,)), record(times=(1.0,), counts=(7,))],
-    ids=["one token", "all tokens in one event"],
+    "lonely", [record(times=(1.0,)), record(times=(1.0,), counts=(7,))], ids=["one token", "all tokens in one event"]
 )
 def test_a_single_event_has_neither_tpot_nor_itl(lonely):
     latency = latencies(lonely, open_loop=False)
@@ -139,12 +129,7 @@ def test_quantiles_interpolate_linearly_between_order_statistics(values):
 
 
 def closed_level(records, concurrency=1, **more):
-    return LevelRun(
-        LevelSpec(3, Load(concurrency=concurrency), num_requests=len(records)),
-        0,
-        tuple(records),
-        **more,
-    )
+    return LevelRun(LevelSpec(3, Load(concurrency=concurrency), num_requests=len(records)), 0, tuple(records), **more)
 
 
 def test_throughput_is_output_tokens_over_first_send_to_last_event():
@@ -200,21 +185,14 @@ def test_an_invalid_level_says_so():
 
 @given(
     st.lists(
-        st.tuples(st.floats(0, 50), st.lists(st.floats(1e-3, 1), min_size=1, max_size=12)),
-        min_size=1,
-        max_size=20,
+        st.tuples(st.floats(0, 50), st.lists(st.floats(1e-3, 1), min_size=1, max_size=12)), min_size=1, max_size=20
     )
 )
 def test_mean_concurrency_is_the_time_average_of_requests_in_flight(plan):
     """Little's law against a second method: sweep the in-flight count over its change points."""
-    records = [
-        record(i, due=sent, sent=sent, times=sent + np.cumsum(gaps))
-        for i, (sent, gaps) in enumerate(plan)
-    ]
+    records = [record(i, due=sent, sent=sent, times=sent + np.cumsum(gaps)) for i, (sent, gaps) in enumerate(plan)]
     line = summarise_level(closed_level(records, concurrency=len(records)))
-    changes = sorted(
-        [(r.sent_s, 1) for r in records] + [(r.token_times_s[-1], -1) for r in records]
-    )
+    changes = sorted([(r.sent_s, 1) for r in records] + [(r.token_times_s[-1], -1) for r in records])
     area, in_flight = 0.0, 0
     for (here, step), (there, _) in itertools.pairwise(changes):
         in_flight += step
@@ -235,10 +213,7 @@ def test_every_latency_of_a_level_has_a_formula():
 def test_the_answers_first_token_is_reported_beside_the_thoughts():
     """By hand: sent at 1 s, thought at 1.5 s, answer at 3 s; the other request does not reason."""
     thinking = RequestRecord(
-        0,
-        1.0,
-        Exchange(1.0, (1.5, 2.0, 3.0, 3.5), first_answer_s=3.0, reasoning_tokens=2),
-        output_tokens=4,
+        0, 1.0, Exchange(1.0, (1.5, 2.0, 3.0, 3.5), first_answer_s=3.0, reasoning_tokens=2), output_tokens=4
     )
     plain = RequestRecord(1, 1.0, Exchange(1.0, (1.25, 2.0)), output_tokens=2)
     spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=2)
@@ -259,19 +234,13 @@ def test_an_answer_that_came_whole_has_no_first_token_time():
     assert line.of("latency_per_token").mean == pytest.approx(500.0)
 
 
-SERVED = ServerMetrics(
-    ttft_mean_ms=100.0, queue_mean_ms=30.0, prefill_mean_ms=65.0, first_tokens=10.0
-)
+SERVED = ServerMetrics(ttft_mean_ms=100.0, queue_mean_ms=30.0, prefill_mean_ms=65.0, first_tokens=10.0)
 
 
 def _level(server=None, *, load=None, late_s=0.002, count=10, **stages) -> Level:
     """Requests sent a little late, whose first token comes 0.12 s after the send."""
     records = tuple(
-        RequestRecord(
-            i,
-            float(i),
-            Exchange(i + late_s, (i + late_s + 0.12, i + 1.0), ended_s=i + 1.0, **stages),
-        )
+        RequestRecord(i, float(i), Exchange(i + late_s, (i + late_s + 0.12, i + 1.0), ended_s=i + 1.0, **stages))
         for i in range(count)
     )
     spec = LevelSpec(0, load or Load(rate_per_s=1.0), num_requests=count)
@@ -304,9 +273,7 @@ def test_times_in_the_answers_come_before_the_page_and_leave_the_rest_to_the_net
 def test_first_requests_of_users_are_in_the_split_only_where_the_servers_page_counts_them():
     """One of ten waits 0.32 s instead of 0.12: it is no part of the level's TTFT."""
     records = [
-        RequestRecord(
-            i, float(i), Exchange(float(i), (i + wait_s, i + 1.0), **stages), at_start=first
-        )
+        RequestRecord(i, float(i), Exchange(float(i), (i + wait_s, i + 1.0), **stages), at_start=first)
         for i in range(10)
         for first in [i == 0]
         for wait_s in [0.32 if first else 0.12]
@@ -317,9 +284,7 @@ def test_first_requests_of_users_are_in_the_split_only_where_the_servers_page_co
     split = level.ttft_split
     assert (split.requests, split.source) == (9, "answers")
     assert (split.queue_ms, split.network_ms) == pytest.approx((60.0, 20.0))
-    assert split.queue_ms + split.prefill_ms + split.network_ms == pytest.approx(
-        level.of("ttft").mean
-    )
+    assert split.queue_ms + split.prefill_ms + split.network_ms == pytest.approx(level.of("ttft").mean)
     untold = [replace(one, exchange=replace(one.exchange, queue_s=None)) for one in records]
     split = summarise_level(LevelRun(spec, 0, untold, server=SERVED)).ttft_split
     assert (split.requests, split.source) == (10, "metrics")

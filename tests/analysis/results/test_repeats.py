@@ -34,19 +34,11 @@ from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.run.sweep import in_order
 from tests.levels import level_of
 
-LEVELS = [
-    LevelSpec(0, Load(concurrency=1), num_requests=40),
-    LevelSpec(1, Load(concurrency=2), num_requests=40),
-]
+LEVELS = [LevelSpec(0, Load(concurrency=1), num_requests=40), LevelSpec(1, Load(concurrency=2), num_requests=40)]
 
 
 def line(level, ttft_p90):
-    return level_of(
-        level=level,
-        concurrency=8 * (level + 1),
-        ttft_ms={"p90": ttft_p90},
-        throughput_tokens_per_s=10.0,
-    )
+    return level_of(level=level, concurrency=8 * (level + 1), ttft_ms={"p90": ttft_p90}, throughput_tokens_per_s=10.0)
 
 
 def test_the_interval_of_three_values_is_students():
@@ -65,9 +57,7 @@ def test_a_single_value_has_no_interval():
 def test_the_interval_covers_the_truth_in_nineteen_of_twenty_runs():
     rng = np.random.default_rng(0)
     held = [
-        found.low <= 100 <= found.high
-        for _ in range(2000)
-        for found in [spread(rng.normal(100, 10, size=5).tolist())]
+        found.low <= 100 <= found.high for _ in range(2000) for found in [spread(rng.normal(100, 10, size=5).tolist())]
     ]
     assert np.mean(held) == pytest.approx(0.95, abs=0.015)
 
@@ -103,9 +93,7 @@ def test_an_interval_that_stayed_too_wide_is_named():
     lines = [line(0, p90) for p90 in wide]
     lines += [line(1, p90) for p90 in narrow]
     (text,) = unmet_until(lines, Until("ttft_p90", 0.05))
-    assert text.startswith(
-        "concurrency 8: after 3 attempts the 95 % interval of ttft_p90 is +-24.8%, and +-5.0% was"
-    )
+    assert text.startswith("concurrency 8: after 3 attempts the 95 % interval of ttft_p90 is +-24.8%, and +-5.0% was")
     assert "not known" in unmet_until(lines[:1], Until("ttft_p90", 0.05))[0]
 
 
@@ -266,8 +254,6 @@ def test_a_difference_is_found_as_soon_as_it_is_sure():
 
 
 def test_a_change_is_told_with_its_interval():
-    sides = [
-        [level_of(throughput_tokens_per_s=rate) for rate in rates] for rates in ([100.0], [110.0])
-    ]
+    sides = [[level_of(throughput_tokens_per_s=rate) for rate in rates] for rates in ([100.0], [110.0])]
     (found,) = paired_changes(*sides, Until("throughput", 0.03))
     assert str(found) == "concurrency 1: not sure: throughput +10.0% from A to B, 1 round(s)"

@@ -13,10 +13,7 @@ from tests.levels import level_of
 
 
 def run_of(throughputs, **target):
-    lines = [
-        level_of(concurrency=users, throughput_tokens_per_s=tokens)
-        for users, tokens in throughputs.items()
-    ]
+    lines = [level_of(concurrency=users, throughput_tokens_per_s=tokens) for users, tokens in throughputs.items()]
     manifest = Manifest(target=TargetFacts(**target))
     return Run(Path("run"), manifest, lines, [() for _ in lines], None)
 

@@ -54,9 +54,7 @@ def test_a_level_without_tokens_has_the_throughput_of_its_input():
 def test_the_knee_is_the_bend_of_the_input_and_no_rule_has_a_time_per_token():
     """Four places of 0.1 s: with more users than four the answers wait."""
     runs = [run_of(i, users, 0.1 * max(1, users / 4)) for i, users in enumerate((1, 2, 4, 8, 16))]
-    knees = find_knees(
-        [summarise_level(run) for run in runs], records=[run.records for run in runs]
-    )
+    knees = find_knees([summarise_level(run) for run in runs], records=[run.records for run in runs])
     by_rule = {knee.rule: knee for knee in knees}
     assert by_rule["kneedle"].concurrency == 4
     for rule in ("latency_limit", "half_latency"):

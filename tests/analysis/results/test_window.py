@@ -98,9 +98,7 @@ def _records(*, users=4, seconds=40.0, slower=1.0, since_s=20.0, per_user_s=0.00
         for user, times in enumerate(open_times):
             times.append(now_s)
             if len(times) == 40 + 7 * user:
-                records.append(
-                    RequestRecord(len(records), times[0], Exchange(times[0], tuple(times)))
-                )
+                records.append(RequestRecord(len(records), times[0], Exchange(times[0], tuple(times))))
                 open_times[user] = []
     return tuple(records)
 
@@ -122,9 +120,7 @@ def test_a_step_is_found_with_its_time_and_its_size(slower, since_s):
 def test_more_streams_are_no_step():
     """An open loop that fills up: the gap grows with the number of streams, not with time."""
     calm, busy = _records(users=2, seconds=20.0), _records(users=8, seconds=20.0)
-    later = [
-        RequestRecord(1000 + each.request_id, 20.0, each.exchange.shifted(-20.0)) for each in busy
-    ]
+    later = [RequestRecord(1000 + each.request_id, 20.0, each.exchange.shifted(-20.0)) for each in busy]
     assert speed_step(columns_of((*calm, *later))) is None
 
 

@@ -42,9 +42,7 @@ class MadeUpServer:
             sent = number / spec.rate_per_s if spec.rate_per_s else free[user]
             took = self.latency(load) * float(np.exp(self.noise * self.rng.standard_normal()))
             if load > self.error_above:
-                record = RequestRecord(
-                    number, sent, Exchange(sent, ended_s=sent + 0.01), status="overloaded"
-                )
+                record = RequestRecord(number, sent, Exchange(sent, ended_s=sent + 0.01), status="overloaded")
                 failed += 1
             else:
                 record = RequestRecord(number, sent, Exchange(sent, (sent + took / 2, sent + took)))

@@ -24,13 +24,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest
-from lmi_bench.core.records import (
-    LevelRun,
-    RequestRecord,
-    record_of,
-    request_line,
-    with_start_marked,
-)
+from lmi_bench.core.records import LevelRun, RequestRecord, record_of, request_line, with_start_marked
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSizes, LevelSpec, PlannedRequest, of_sessions, with_start
@@ -108,10 +102,7 @@ def test_goodput_counts_the_same_requests():
 def test_of_conversations_the_first_turns_that_all_begin_with_are_left_out():
     spec = of_sessions(closed(2, 8), lambda _: 4, num_sessions=None)
     assert (spec.num_requests, spec.num_sessions, spec.counted_requests) == (12, 3, 10)
-    records = [
-        RequestRecord(n, 0.0, Exchange(0.0, (1.0, 2.0), (1, 1)), session=n // 4, turn=n % 4)
-        for n in range(12)
-    ]
+    records = [RequestRecord(n, 0.0, Exchange(0.0, (1.0, 2.0), (1, 1)), session=n // 4, turn=n % 4) for n in range(12)]
     marked = with_start_marked(records, spec)
     assert [r.request_id for r in marked if r.at_start] == [0, 4]
     line = summarise_level(LevelRun(spec, 1, marked))
@@ -124,14 +115,12 @@ def run_of(tmp_path, run):
 
 def test_a_run_from_before_keeps_its_figures_and_is_compared_by_all_requests(tmp_path):
     run = served(closed(40, 120))
-    old = replace(run, records=tuple(
-        record_of(request_line(0, 1, replace(each, at_start=False), ())) for each in run.records
-    ))  # fmt: skip
+    old = replace(
+        run, records=tuple(record_of(request_line(0, 1, replace(each, at_start=False), ())) for each in run.records)
+    )
     line = summarise_level(replace(old, spec=replace(run.spec, start_requests=0)))
     assert (line.start_requests, line.of("ttft").n) == (None, 160)
-    assert all(
-        record_of(request_line(0, 1, each, ())).at_start == each.at_start for each in run.records
-    )
+    assert all(record_of(request_line(0, 1, each, ())).at_start == each.at_start for each in run.records)
     new, before = run_of(tmp_path, run), run_of(tmp_path, old)
     equal = [each.change for each in compare_runs(before, new) if each.metric == "ttft_p90"]
     assert equal == [pytest.approx(0.0)]

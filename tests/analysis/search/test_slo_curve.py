@@ -39,8 +39,12 @@ def test_levels_without_noise_give_the_place_of_a_power_law():
 def test_a_straight_curve_is_found_as_surely_as_least_squares_would():
     """The crossing of a fitted line a + b x has the standard error of its height there over b."""
     noise, x = 0.05, np.log(LOADS)
-    found = np.concatenate([crossings(line(70.0) + np.random.default_rng(seed).normal(0, noise, 7),
-                                      noise, reach=1.0) for seed in range(20)])  # fmt: skip
+    found = np.concatenate(
+        [
+            crossings(line(70.0) + np.random.default_rng(seed).normal(0, noise, 7), noise, reach=1.0)
+            for seed in range(20)
+        ]
+    )
     at = np.array([1.0, math.log(70.0)])
     design = np.stack([np.ones(7), x], axis=1)
     height = noise * math.sqrt(at @ np.linalg.inv(design.T @ design) @ at)
@@ -179,8 +183,9 @@ def test_gaps_between_tokens_count_as_many_samples_as_requests():
 
 def test_a_judgement_states_its_noise_and_a_line_of_before_does_without():
     answers = tuple(RequestRecord(i, 0.0, Exchange(0.0, (0.5, 1.0 + i / 100))) for i in range(40))
-    judged = judge_level(LevelRun(LevelSpec(0, Load(concurrency=8), num_requests=40), 1, answers),
-                         (parse_slo("e2e_p90<=2s"),))  # fmt: skip
+    judged = judge_level(
+        LevelRun(LevelSpec(0, Load(concurrency=8), num_requests=40), 1, answers), (parse_slo("e2e_p90<=2s"),)
+    )
     stored = judged.to_json()
     assert Judgement.from_json(stored) == judged
     assert 0 < judged.noise < 0.1

@@ -103,9 +103,7 @@ def noisy_doubling_seconds(server):
 
     def passes(users):
         nonlocal seconds
-        run = server.level(
-            LevelSpec(0, Load(concurrency=users), num_requests=max(3 * users, 29)), SLOS
-        )
+        run = server.level(LevelSpec(0, Load(concurrency=users), num_requests=max(3 * users, 29)), SLOS)
         seconds += summarise_level(run).wall_s
         return judge_level(run, SLOS).passed
 
@@ -318,8 +316,7 @@ def line_of(users, ratio, noise, *, requests=None):
 
 def test_a_bracket_that_all_other_levels_contradict_gets_another_level_where_they_see_it():
     """Ratios of users / 50 at 20, 40, 80 and 100, told well; 60 and 62 are vague."""
-    known = [line_of(20, 0.4, 0.02), line_of(40, 0.8, 0.02), line_of(80, 1.6, 0.02),
-             line_of(100, 2.0, 0.02)]  # fmt: skip
+    known = [line_of(20, 0.4, 0.02), line_of(40, 0.8, 0.02), line_of(80, 1.6, 0.02), line_of(100, 2.0, 0.02)]
     vague = [line_of(60, 0.99, 0.3), line_of(62, 1.02, 0.3)]
     level = search_over().next_level(known + vague)
     assert level.concurrency == pytest.approx(50, abs=2)
@@ -342,11 +339,7 @@ def test_a_rate_that_a_look_passed_is_tried_in_a_whole_level():
     clear = [line_of(5, 0.5, 1e-3), line_of(20, 2.0, 1e-3)]
     ends = [line_of(9.9, 0.99, 1e-3, requests=40), line_of(10.1, 1.01, 1e-3, requests=400)]
     lines = [
-        replace(
-            line,
-            load=Load(rate_per_s=line.load.concurrency),
-            latency={"e2e": Statistics(mean=1000.0)},
-        )
+        replace(line, load=Load(rate_per_s=line.load.concurrency), latency={"e2e": Statistics(mean=1000.0)})
         for line in clear + ends
     ]
     level = search_over("rate_per_s", least=0.01).next_level(lines)

@@ -39,9 +39,7 @@ def strict(schema):
         return {"type": ["integer", "string"]}
     open_ended = schema.get("x-kubernetes-preserve-unknown-fields")
     found = {
-        key: {name: strict(each) for name, each in value.items()}
-        if key == "properties"
-        else strict(value)
+        key: {name: strict(each) for name, each in value.items()} if key == "properties" else strict(value)
         for key, value in schema.items()
         if key not in NEEDLESS or key == "properties"
     }

@@ -39,9 +39,7 @@ def builds(tmp_path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_a_library_is_built_once_and_again_for_another_compiler_or_flag(
-    tmp_path, fake_compiler, monkeypatch
-):
+def test_a_library_is_built_once_and_again_for_another_compiler_or_flag(tmp_path, fake_compiler, monkeypatch):
     monkeypatch.setenv("CXX", str(fake_compiler(LINK)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     told = []
@@ -75,9 +73,7 @@ def test_a_library_that_came_with_the_wheel_needs_no_compiler_and_fits_its_sourc
         build_library(source)
 
 
-def test_a_compiler_that_fails_leaves_nothing_and_says_its_first_error(
-    tmp_path, fake_compiler, monkeypatch
-):
+def test_a_compiler_that_fails_leaves_nothing_and_says_its_first_error(tmp_path, fake_compiler, monkeypatch):
     broken = fake_compiler("echo 'step.cpp:1: error: no such thing' >&2; exit 1")
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -103,22 +99,12 @@ def test_no_compiler_is_a_reason(tmp_path, monkeypatch):
             "Llama",
             "step back end torch; not native, because quantized weights run in torch",
         ),
-        (
-            {"backend": "auto"},
-            "Mixtral",
-            "step back end torch; not native, because it has no step for mixtral",
-        ),
-        (
-            {"backend": "auto"},
-            "Falcon",
-            "step back end torch; not native, because it has no step for falcon",
-        ),
+        ({"backend": "auto"}, "Mixtral", "step back end torch; not native, because it has no step for mixtral"),
+        ({"backend": "auto"}, "Falcon", "step back end torch; not native, because it has no step for falcon"),
         ({}, "Mixtral", "step back end torch; not native, because it has no step for mixtral"),
     ],
 )
-def test_what_the_native_step_cannot_run_is_left_to_torch_with_the_reason(
-    make_model, settings, family, note
-):
+def test_what_the_native_step_cannot_run_is_left_to_torch_with_the_reason(make_model, settings, family, note):
     folder = make_model(family).folder
     back_end = choose_back_end(EngineSection(**settings), [folder], degree=1, block_size=64)
     assert back_end.note.startswith(note)

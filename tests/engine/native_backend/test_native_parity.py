@@ -66,9 +66,7 @@ def loader(compiled, variant="", threads=1):
 
 
 @pytest.mark.parametrize(("family", "changes"), MODELS.values(), ids=MODELS)
-def test_a_batch_of_requests_gets_the_tokens_that_transformers_gives_each(
-    make_model, compiled, family, changes
-):
+def test_a_batch_of_requests_gets_the_tokens_that_transformers_gives_each(make_model, compiled, family, changes):
     model = make_model(family, **changes)
     requests = random_requests(1, 10)
     outputs, _ = asyncio.run(generate(model.folder, requests, block_size=16, load=loader(compiled)))
@@ -97,9 +95,7 @@ def test_every_set_of_kernels_gives_the_same_tokens(make_model, compiled, family
         pytest.skip(f"this processor has no {variant}")
     model = make_model(family, **({"sliding_window": 21} if family == "Mistral" else {}))
     requests = random_requests(4, 12)
-    outputs, _ = asyncio.run(
-        generate(model.folder, requests, block_size=16, load=loader(compiled, variant))
-    )
+    outputs, _ = asyncio.run(generate(model.folder, requests, block_size=16, load=loader(compiled, variant)))
     assert_equal_but_for_near_ties(model, requests, outputs)
 
 
@@ -125,9 +121,7 @@ def test_preempted_requests_get_the_same_tokens(make_model, compiled):
     model = make_model("Llama", num_key_value_heads=2)
     requests = random_requests(3, 16, longest_prompt=10, longest_output=50)
     settings = {"num_blocks": 8, "max_model_len": 64, "chunked_prefill": True}
-    outputs, stats = asyncio.run(
-        generate(model.folder, requests, block_size=16, load=loader(compiled), **settings)
-    )
+    outputs, stats = asyncio.run(generate(model.folder, requests, block_size=16, load=loader(compiled), **settings))
     assert stats.preemptions > 0
     assert_equal_but_for_near_ties(model, requests, outputs)
 

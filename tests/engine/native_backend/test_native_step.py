@@ -53,12 +53,7 @@ def rows(token_ids, first, blocks, sampled):
 def in_chunks(forward, token_ids, cuts, blocks):
     """Logits of every position of one sequence that comes in chunks."""
     bounds = [0, *cuts, len(token_ids)]
-    return torch.cat(
-        [
-            forward.logits([rows(token_ids[a:b], a, blocks, b - a)])
-            for a, b in itertools.pairwise(bounds)
-        ]
-    )
+    return torch.cat([forward.logits([rows(token_ids[a:b], a, blocks, b - a)]) for a, b in itertools.pairwise(bounds)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -208,9 +203,7 @@ def test_a_panel_has_64_outputs_side_by_side_and_zeros_behind_the_last():
 
 def test_the_cache_takes_the_bytes_of_the_formula(open_step):
     """2 * layers * kv_heads * head_dim * bytes a token."""
-    _, executor = open_step(
-        changes={"num_key_value_heads": 2}, dtype="float32", kv_dtype="bfloat16"
-    )
+    _, executor = open_step(changes={"num_key_value_heads": 2}, dtype="float32", kv_dtype="bfloat16")
     assert executor.kv_cache_bytes == 24 * 16 * 2 * 2 * 2 * 16 * 2
     assert executor.kv_dtype == "bfloat16"
 
@@ -255,10 +248,7 @@ def test_a_thread_that_the_system_refuses_is_one_line_and_no_crash(make_model, c
     """Stacks of 64 MiB in 512 MiB of address space: some of the threads run when one is refused."""
     script = (sys.executable, "-c", SHORT_OF_THREADS, str(make_model("Llama").folder))
     done = subprocess.run(
-        ["sh", "-c", 'ulimit -s 65536 && exec "$0" "$@"', *script],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["sh", "-c", 'ulimit -s 65536 && exec "$0" "$@"', *script], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "its 20 threads from the system: lower --threads" in done.stdout
@@ -267,7 +257,5 @@ def test_a_thread_that_the_system_refuses_is_one_line_and_no_crash(make_model, c
 def test_weights_that_are_to_be_quantized_are_left_to_torch(make_model, compiled):
     with pytest.raises(NativeUnavailableError, match="weights are to be quantized"):
         NativeExecutor.load(
-            make_model("Llama").folder,
-            LoadSettings(quantize=QuantizeSettings(scheme=Scheme.INT8)),
-            compiled=compiled,
+            make_model("Llama").folder, LoadSettings(quantize=QuantizeSettings(scheme=Scheme.INT8)), compiled=compiled
         )

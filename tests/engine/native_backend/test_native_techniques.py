@@ -21,9 +21,7 @@ from tests.engine.torch_backend.parity import assert_equal_but_for_near_ties, ra
 def generate(compiled, folder, requests, *, draft=None, ngram=False, **settings):
     """Tokens of each (prompt, number of tokens, delay), and the engine's counts. Every fourth
     request is awaited before the next: some find a prompt that is done, some one at work."""
-    config = SchedulerConfig(
-        **{"num_blocks": 60, "block_size": 16, "max_model_len": 128} | settings
-    )
+    config = SchedulerConfig(**{"num_blocks": 60, "block_size": 16, "max_model_len": 128} | settings)
     options = LoadSettings(dtype="float32", num_blocks=config.num_blocks, block_size=16, threads=2)
 
     async def main():
@@ -57,9 +55,7 @@ def test_speculation_changes_no_token(make_model, compiled, drafts, settings):
     if draft == "smaller":
         draft = make_model("Llama", num_hidden_layers=1, num_key_value_heads=2).folder
     requests = random_requests(21, 10, longest_prompt=40)
-    tokens, stats = generate(
-        compiled, model.folder, requests, draft=draft, ngram=draft is None, **settings
-    )
+    tokens, stats = generate(compiled, model.folder, requests, draft=draft, ngram=draft is None, **settings)
     assert_equal_but_for_near_ties(model, requests, tokens)
     assert stats.drafted_tokens > 0
     if drafts == "itself":
@@ -71,10 +67,7 @@ def test_shared_prefixes_are_computed_once_and_change_no_token(make_model, compi
     model = make_model("Llama", num_key_value_heads=2)
     chance = random.Random(2)
     system = [chance.randrange(3, 211) for _ in range(37)]
-    requests = [
-        (system + [chance.randrange(3, 211) for _ in range(chance.randint(1, 9))], 8, 0.0)
-        for _ in range(10)
-    ]
+    requests = [(system + [chance.randrange(3, 211) for _ in range(chance.randint(1, 9))], 8, 0.0) for _ in range(10)]
     tokens, stats = generate(compiled, model.folder, requests, prefix_caching=True, **settings)
     assert_equal_but_for_near_ties(model, requests, tokens)
     assert stats.prefix_hit_tokens >= 32  # two whole blocks of the shared 37 tokens, at least once
@@ -87,9 +80,7 @@ def test_a_contiguous_cache_changes_no_token_and_holds_fewer(make_model, compile
     requests = [([chance.randrange(3, 211) for _ in range(12)], 40, 0.0) for _ in range(7)]
     peaks = {}
     for layout in KvLayout:
-        tokens, stats = generate(
-            compiled, model.folder, requests, kv_layout=layout, num_blocks=8, max_model_len=64
-        )
+        tokens, stats = generate(compiled, model.folder, requests, kv_layout=layout, num_blocks=8, max_model_len=64)
         assert_equal_but_for_near_ties(model, requests, tokens)
         peaks[layout] = stats.peak_running
     assert peaks[KvLayout.CONTIGUOUS] == 2

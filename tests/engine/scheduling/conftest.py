@@ -42,9 +42,7 @@ class Drive:
     max_steps: int = 20_000
 
     def add(self, seq_id: int, prompt: int, output: int, **sampling) -> None:
-        self.scheduler.add(
-            seq_id, range(prompt), SamplingParams(max_new_tokens=output, **sampling), self.now_s
-        )
+        self.scheduler.add(seq_id, range(prompt), SamplingParams(max_new_tokens=output, **sampling), self.now_s)
 
     def token(self, entry) -> tuple[int, ...]:
         return (PLAIN,) if entry.samples else ()
@@ -75,10 +73,7 @@ class Drive:
             while waiting and waiting[0][1][0] <= self.now_s:
                 seq_id, (arrival_s, prompt, output) = waiting.pop(0)
                 self.scheduler.add(
-                    seq_id,
-                    range(prompt),
-                    SamplingParams(max_new_tokens=output, ignore_eos=True),
-                    arrival_s,
+                    seq_id, range(prompt), SamplingParams(max_new_tokens=output, ignore_eos=True), arrival_s
                 )
             planned = self.scheduler.plan(self.now_s)
             if isinstance(planned, StepBatch):

@@ -47,9 +47,7 @@ def test_giving_back_a_free_block_or_sharing_one_is_an_error():
         blocks.share(taken)
 
 
-@pytest.mark.parametrize(
-    "tables", [[], [(0,), (0,), (1,)], [(0, 1, 2)]], ids=["lost", "held twice", "not ours"]
-)
+@pytest.mark.parametrize("tables", [[], [(0,), (0,), (1,)], [(0, 1, 2)]], ids=["lost", "held twice", "not ours"])
 def test_the_audit_sees_tables_that_disagree_with_the_books(tables):
     blocks = BlockManager(num_blocks=4, block_size=16)
     assert set(blocks.allocate(2)) == {0, 1}

@@ -16,9 +16,7 @@ def test_policies_are_known_by_their_names():
 
 
 def test_an_unknown_policy_names_the_known_ones():
-    with pytest.raises(
-        InputError, match="policy must be one of none, dynamic, rolling, got 'roling'"
-    ):
+    with pytest.raises(InputError, match="policy must be one of none, dynamic, rolling, got 'roling'"):
         SchedulerConfig(num_blocks=1, policy="roling")
 
 
@@ -52,9 +50,7 @@ def test_the_scheduler_loads_neither_torch_nor_asyncio_nor_a_clock():
         "import lmi_bench.engine.scheduling.scheduler\n"
         "print(*sorted(set(sys.modules) - before))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "lmi_bench.engine.scheduling.scheduler" in loaded
     assert not {"torch", "asyncio", "numpy", "random"} & set(loaded)

@@ -116,9 +116,7 @@ def test_a_block_in_two_places_fails_the_audit():
         blocks.audit([[0], []])
 
 
-prompts = st.lists(
-    st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 24)), min_size=1, max_size=40
-).map(
+prompts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 24)), min_size=1, max_size=40).map(
     lambda rows: [
         tuple(range(100 * head, 100 * head + min(length, 9)))
         + tuple(range(1000 * tail, 1000 * tail + max(0, length - 9)))
@@ -147,9 +145,7 @@ def test_a_host_tier_never_loses_a_hit_and_with_room_for_all_none_is_lost(asked,
 
 
 arrivals = st.lists(
-    st.tuples(st.integers(0, 4), st.integers(1, 30), st.integers(1, 12), st.integers(0, 3)),
-    min_size=1,
-    max_size=20,
+    st.tuples(st.integers(0, 4), st.integers(1, 30), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=20
 )
 
 

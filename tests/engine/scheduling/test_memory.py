@@ -84,9 +84,7 @@ class TestWindow:
     def test_a_contiguous_reservation_stays_whole(self, drive):
         tables = []
         for window in (8, None):
-            run = drive(
-                block_size=4, num_blocks=12, attention_window=window, kv_layout="contiguous"
-            )
+            run = drive(block_size=4, num_blocks=12, attention_window=window, kv_layout="contiguous")
             run.add(0, 6, 40)
             tables.append([run.scheduler.blocks.num_used for _ in iter(run.step, None)])
         assert tables[0] == tables[1]
@@ -107,11 +105,7 @@ class TestPreemption:
         assert stats.preemptions == 1
         assert run.tokens.keys() == {0, 1}
         assert [len(run.tokens[seq_id]) for seq_id in (0, 1)] == [12, 9]
-        again = [
-            step.batch.entries[0]
-            for step in run.steps
-            if step.kinds.get(1) == "prefill" and step.start_s > 0
-        ]
+        again = [step.batch.entries[0] for step in run.steps if step.kinds.get(1) == "prefill" and step.start_s > 0]
         # 4 prompt tokens and the 5 or more it had by then, its own tokens included
         assert [entry.first_position for entry in again] == [0]
         assert list(again[0].token_ids) == [0, 1, 2, 3] + [7] * (len(again[0].token_ids) - 4)
@@ -154,9 +148,9 @@ class TestPreemption:
         assert (run.scheduler.num_running, run.scheduler.num_waiting) == (2, 1)
 
     def test_a_dynamic_batch_goes_on_without_a_preempted_member(self, drive):
-        run = drive(
-            policy="dynamic", batch_size=2, block_size=4, num_blocks=5, max_batch_delay_s=0.0
-        ).run([(0.0, 4, 12), (0.0, 4, 12)])
+        run = drive(policy="dynamic", batch_size=2, block_size=4, num_blocks=5, max_batch_delay_s=0.0).run(
+            [(0.0, 4, 12), (0.0, 4, 12)]
+        )
         assert run.scheduler.stats.preemptions == 1
         assert [len(tokens) for tokens in run.tokens.values()] == [12, 12]
 

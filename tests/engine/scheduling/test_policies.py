@@ -117,11 +117,7 @@ class TestRolling:
     def test_a_prefill_pauses_decoding_for_just_one_step(self, drive):
         """Request 1 comes in step 2 and is prefilled in step 3: a gap of 2 s, all others 1 s."""
         run = drive().run([(0.0, 4, 6), (1.5, 4, 2)])
-        assert [step.kinds for step in run.steps[1:4]] == [
-            {0: "decode"},
-            {1: "prefill"},
-            {0: "decode", 1: "decode"},
-        ]
+        assert [step.kinds for step in run.steps[1:4]] == [{0: "decode"}, {1: "prefill"}, {0: "decode", 1: "decode"}]
         assert run.token_times_s[0] == [1.0, 2.0, 4.0, 5.0, 6.0, 7.0]
 
     def test_the_queue_is_looked_at_after_every_step(self, drive):
@@ -156,9 +152,7 @@ class TestRolling:
             (250, 1, True),
             (251, 1, True),
         ]
-        assert [e.token_ids for e in entries[:3]] == [
-            range(100), range(100, 200), range(200, 250),
-        ]  # fmt: skip
+        assert [e.token_ids for e in entries[:3]] == [range(100), range(100, 200), range(200, 250)]
 
     def test_the_mixed_load_needs_less_than_half_the_steps_of_dynamic_batching(self, drive):
         """Dynamic: each batch of 4 holds a 500-token answer, 4 batches of about 500 steps.
@@ -219,9 +213,7 @@ class TestRecomputeOnJoin:
         run = drive().run([(0.0, 4, 10), (2.5, 4, 2)])
         assert [step.prompt_tokens for step in run.steps if step.prompt_tokens] == [4, 4]
 
-    @pytest.mark.parametrize(
-        "other", [{"policy": "dynamic"}, {"chunked_prefill": True}, {"prefix_caching": True}]
-    )
+    @pytest.mark.parametrize("other", [{"policy": "dynamic"}, {"chunked_prefill": True}, {"prefix_caching": True}])
     def test_it_is_refused_where_nobody_joins_or_little_is_computed_anew(self, drive, other):
         with pytest.raises(InputError, match="recompute_on_join"):
             drive(recompute_on_join=True, **other)

@@ -99,9 +99,7 @@ class TestPrompts:
 
 
 class TestEviction:
-    def test_the_prompt_that_was_used_longest_ago_is_given_up_first_and_its_tail_before_its_head(
-        self,
-    ):
+    def test_the_prompt_that_was_used_longest_ago_is_given_up_first_and_its_tail_before_its_head(self):
         """5 blocks: prompts of two full blocks and a started one leave 2 + 2 idle ones."""
         shared = scheduler(num_blocks=5)
         run(shared, 0, range(9))

@@ -15,13 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import CapacityError
-from lmi_bench.engine.scheduling.batch import (
-    LAST_SAMPLED,
-    StepBatch,
-    StepKind,
-    StepOutput,
-    WaitUntil,
-)
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, StepBatch, StepKind, StepOutput, WaitUntil
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -159,9 +153,7 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
             seq_id, (arrival, num_prompt, num_output, ignore_eos, _) = waiting.popleft()
             start = seq_id % 3  # some have a common beginning
             prompt = range(start, start + num_prompt)
-            sampling = SamplingParams(
-                max_new_tokens=num_output, ignore_eos=ignore_eos, eos_token_ids=EOS
-            )
+            sampling = SamplingParams(max_new_tokens=num_output, ignore_eos=ignore_eos, eos_token_ids=EOS)
             try:
                 scheduler.add(seq_id, prompt, sampling, arrival)
             except CapacityError:
@@ -222,9 +214,7 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
 
 def test_no_step_is_skipped_where_a_window_frees_cached_blocks():
     """Freed one by one they are the next to be evicted; freed at once after growth, others are."""
-    config = SchedulerConfig(
-        num_blocks=27, block_size=1, max_model_len=30, prefix_caching=True, attention_window=4
-    )
+    config = SchedulerConfig(num_blocks=27, block_size=1, max_model_len=30, prefix_caching=True, attention_window=4)
     for window, skips in ((4, False), (None, True)):
         scheduler = Scheduler(replace(config, attention_window=window))
         scheduler.add(0, range(5), SamplingParams(max_new_tokens=22), 0.0)
@@ -242,9 +232,7 @@ def test_skipped_decode_steps_leave_the_scheduler_as_taken_ones_do(arrivals, con
     for seq_id, (_, num_prompt, num_output, _, _) in enumerate(arrivals):
         for scheduler in (stepped, skipping):
             try:
-                scheduler.add(
-                    seq_id, range(num_prompt), SamplingParams(max_new_tokens=num_output), 0.0
-                )
+                scheduler.add(seq_id, range(num_prompt), SamplingParams(max_new_tokens=num_output), 0.0)
             except CapacityError:
                 break
 
@@ -264,9 +252,7 @@ def test_skipped_decode_steps_leave_the_scheduler_as_taken_ones_do(arrivals, con
             skipping.skip_decode_steps(steps, 9)
             for number in range(steps):
                 taken, _, gained = take_step(stepped)
-                assert taken.decode_context_tokens == (
-                    shape.decode_context_tokens + number * shape.decode_sequences
-                )
+                assert taken.decode_context_tokens == (shape.decode_context_tokens + number * shape.decode_sequences)
                 assert taken.num_tokens == shape.num_tokens
                 assert not any(tokens.finish_reason for tokens in gained)
             skipping.audit()
@@ -284,9 +270,8 @@ def test_skipped_decode_steps_leave_the_scheduler_as_taken_ones_do(arrivals, con
 def test_steps_are_not_identical_beyond_the_block_that_lets_the_next_one_in(window):
     """The oldest in the queue waits for blocks, and those behind a window come free on the way."""
     config = SchedulerConfig(
-        num_blocks=12, block_size=5, max_model_len=64, max_rolling_batch_size=4,
-        attention_window=window,
-    )  # fmt: skip
+        num_blocks=12, block_size=5, max_model_len=64, max_rolling_batch_size=4, attention_window=window
+    )
     scheduler = Scheduler(config)
     lengths = [(1, 14), (3, 20), (33, 20), (1, 20), (36, 6), (30, 8)]
     for seq_id, (num_prompt, num_output) in enumerate(lengths):

@@ -128,9 +128,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(
-    *, executor=None, codec=None, max_body_bytes=2**20, extend=None, app_options=None, **settings
-):
+async def running(*, executor=None, codec=None, max_body_bytes=2**20, extend=None, app_options=None, **settings):
     settings = {"num_blocks": 256, "max_model_len": 512} | settings
     config = SchedulerConfig(**settings)
     scheduler = Scheduler(config)

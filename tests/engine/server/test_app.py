@@ -124,9 +124,7 @@ def test_an_address_is_checked_before_anything_is_loaded_for_it():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(
-            InputError, match=rf"127\.0\.0\.1:{port}: Address already in use; .*--port"
-        ):
+        with pytest.raises(InputError, match=rf"127\.0\.0\.1:{port}: Address already in use; .*--port"):
             check_address("127.0.0.1", port)
     check_address("127.0.0.1", port)
     with pytest.raises(InputError, match="--port must be 0 to 65535, got 99999"):
@@ -195,9 +193,7 @@ def test_localhost_names_the_address_that_it_took(serve_toy):
 
 
 @pytest.mark.parametrize("fair_by", [None, "X-Client"])
-def test_a_client_with_a_backlog_delays_no_other_where_clients_take_turns(
-    serve_toy, scripted, fair_by
-):
+def test_a_client_with_a_backlog_delays_no_other_where_clients_take_turns(serve_toy, scripted, fair_by):
     """One slot, six requests of `much` in the queue, then one of `little`: second, or last."""
     gate, ended = asyncio.Event(), []
 

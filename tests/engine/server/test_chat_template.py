@@ -42,11 +42,7 @@ UNUSUAL = (
 )
 CHATS = [
     [{"role": "user", "content": " Hi <b>you</b> & 日本 "}],
-    [
-        {"role": "user", "content": "One"},
-        {"role": "assistant", "content": "Two"},
-        {"role": "user", "content": "Three"},
-    ],
+    [{"role": "user", "content": "One"}, {"role": "assistant", "content": "Two"}, {"role": "user", "content": "Three"}],
 ]
 
 
@@ -82,9 +78,7 @@ def with_template(folder):
 @pytest.mark.parametrize("chat", CHATS)
 def test_a_chat_becomes_the_tokens_that_transformers_gives(tmp_path, template, chat):
     folder = folder_with(tmp_path, template)
-    theirs = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
-    )
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>")
     theirs.chat_template = template
     expected = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     text = theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)

@@ -76,11 +76,7 @@ def test_every_choice_has_its_index_and_usage_counts_the_prompt_once(serve_toy):
     assert status == 200
     reply = json.loads(body)
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
-    assert [choice["text"] for choice in reply["choices"]] == [
-        " t1",
-        " t101 t102",
-        " t201 t202 t203",
-    ]
+    assert [choice["text"] for choice in reply["choices"]] == [" t1", " t101 t102", " t201 t202 t203"]
     assert {choice["finish_reason"] for choice in reply["choices"]} == {"stop"}
     assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
 
@@ -111,10 +107,7 @@ def test_each_choice_of_a_chat_begins_with_its_role(serve_toy):
     whole = post(serve_toy, CHAT, call)
     stream = post(serve_toy, CHAT, call | {"stream": True})
     choices = json.loads(whole[2])["choices"]
-    assert [(choice["index"], choice["message"]["role"]) for choice in choices] == [
-        (0, "assistant"),
-        (1, "assistant"),
-    ]
+    assert [(choice["index"], choice["message"]["role"]) for choice in choices] == [(0, "assistant"), (1, "assistant")]
     first = {}
     for event in events_of(stream[2]):
         (choice,) = event["choices"]
@@ -154,16 +147,12 @@ def test_choices_draw_apart_and_the_first_as_the_request_alone(serve_toy):
     assert submitted_seeds(serve_toy, {"n": 2}) == [None, None]  # the engine's own, by sequence
 
 
-@pytest.mark.parametrize(
-    ("prefix_caching", "computed"), [(True, [40, 8, 8]), (False, [40, 40, 40])]
-)
+@pytest.mark.parametrize(("prefix_caching", "computed"), [(True, [40, 8, 8]), (False, [40, 40, 40])])
 def test_a_prompt_is_computed_once_where_its_blocks_are_kept(serve_toy, prefix_caching, computed):
     """40 tokens are two blocks of 16 and 8 more: those alone are computed for each choice."""
     executor = OwnTokens()
     call = CALL | {"prompt": list(range(40))}
-    status, _, _ = post(
-        serve_toy, COMPLETIONS, call, executor=executor, prefix_caching=prefix_caching
-    )
+    status, _, _ = post(serve_toy, COMPLETIONS, call, executor=executor, prefix_caching=prefix_caching)
     assert status == 200
     assert executor.prompt_tokens == computed
 
@@ -192,16 +181,12 @@ def test_choices_stay_with_the_replica_that_has_their_prompt():
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
-def test_choices_for_which_there_is_no_room_are_refused_together(
-    serve_toy, slow_steps, stream, prefix_caching
-):
+def test_choices_for_which_there_is_no_room_are_refused_together(serve_toy, slow_steps, stream, prefix_caching):
     """Room for 3: one other request and 3 choices are one too many, and nothing of them stays."""
     call = {"prompt": "a " * 20, "max_tokens": 30, "n": 3, "stream": stream}
 
     async def main():
-        async with serve_toy(
-            executor=slow_steps, max_concurrent_requests=3, prefix_caching=prefix_caching
-        ) as server:
+        async with serve_toy(executor=slow_steps, max_concurrent_requests=3, prefix_caching=prefix_caching) as server:
             other = {"prompt": "b", "max_tokens": 10}
             first = asyncio.create_task(server.post(COMPLETIONS, other))
             await server.until(lambda: server.scheduler.num_running == 1)
@@ -238,9 +223,7 @@ def test_a_client_that_leaves_frees_every_choice(serve_toy, slow_steps):
 
 
 @pytest.mark.parametrize(("fails_at_step", "status"), [(0, 500), (2, 200)])
-def test_an_engine_that_fails_ends_all_choices_with_one_error(
-    serve_toy, scripted, fails_at_step, status
-):
+def test_an_engine_that_fails_ends_all_choices_with_one_error(serve_toy, scripted, fails_at_step, status):
     call = {"prompt": "a", "n": 2, "max_tokens": 9, "stream": True}
     executor = scripted([11], fails_at_step=fails_at_step)
     got, _, body = post(serve_toy, COMPLETIONS, call, executor=executor)
@@ -299,9 +282,7 @@ def test_a_value_that_cannot_be_is_one_clear_error(serve_toy, fields, message):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_the_string_that_ended_an_answer_is_kept_where_asked_for(
-    serve_toy, scripted, byte_codec, kept
-):
+def test_the_string_that_ended_an_answer_is_kept_where_asked_for(serve_toy, scripted, byte_codec, kept):
     async def main():
         async with serve_toy(executor=scripted([*b"abc", 0]), codec=byte_codec) as server:
             wish = {"include_stop_str_in_output": kept}

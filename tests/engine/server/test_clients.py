@@ -31,9 +31,7 @@ def test_openais_client_gets_calls_whole_and_streamed(tmp_path, serve_toy, scrip
             async for chunk in await client.chat.completions.create(**chat, stream=True):
                 calls += chunk.choices[0].delta.tool_calls or ()
             with pytest.raises(openai.BadRequestError, match="logits_processors"):
-                await client.chat.completions.create(
-                    **chat, extra_body={"logits_processors": ["a"]}
-                )
+                await client.chat.completions.create(**chat, extra_body={"logits_processors": ["a"]})
             return whole.choices[0], calls
 
     choice, streamed = asyncio.run(main())
@@ -51,9 +49,7 @@ def test_langchain_binds_tools(tmp_path, serve_toy, scripted):
 
     async def main():
         async with tool_server(serve_toy, scripted, tmp_path, answer) as server:
-            model = langchain.ChatOpenAI(
-                model="toy", base_url=f"{server.url}/v1", api_key="none", max_tokens=200
-            )
+            model = langchain.ChatOpenAI(model="toy", base_url=f"{server.url}/v1", api_key="none", max_tokens=200)
             bound = model.bind_tools([WEATHER])
             whole = await bound.ainvoke("And in Paris?")
             streamed = None
@@ -80,9 +76,7 @@ def test_langchain_reads_structured_output(serve_toy, tmp_path):
 
     async def main():
         async with structured_server(serve_toy, write_model(tmp_path)) as server:
-            model = langchain.ChatOpenAI(
-                model="toy", base_url=f"{server.url}/v1", api_key="none", max_tokens=300
-            )
+            model = langchain.ChatOpenAI(model="toy", base_url=f"{server.url}/v1", api_key="none", max_tokens=300)
             return [
                 await model.with_structured_output(person, method=method).ainvoke("Who?")
                 for method in ("json_schema", "function_calling")
@@ -116,9 +110,7 @@ def test_litellm_gets_calls_whole_and_streamed(tmp_path, serve_toy, scripted, mo
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_lm_eval_generates_for_several_prompts_a_request(serve_toy, scripted):
-    models = pytest.importorskip(
-        "lm_eval.models.openai_completions", reason="needs the extra `clients`"
-    )
+    models = pytest.importorskip("lm_eval.models.openai_completions", reason="needs the extra `clients`")
     instances = pytest.importorskip("lm_eval.api.instance")
 
     async def main():
@@ -131,10 +123,7 @@ def test_lm_eval_generates_for_several_prompts_a_request(serve_toy, scripted):
                 batch_size=2,
             )
             settings = {"until": [" t13"], "max_gen_toks": 9}
-            requests = [
-                instances.Instance("generate_until", {}, (f"prompt {i}", settings), i)
-                for i in range(5)
-            ]
+            requests = [instances.Instance("generate_until", {}, (f"prompt {i}", settings), i) for i in range(5)]
             return await asyncio.to_thread(model.generate_until, requests)
 
     assert asyncio.run(main()) == [" t11 t12"] * 5
@@ -142,9 +131,7 @@ def test_lm_eval_generates_for_several_prompts_a_request(serve_toy, scripted):
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_lm_eval_gets_the_log_likelihoods_of_transformers(tmp_path, serve_toy):
-    models = pytest.importorskip(
-        "lm_eval.models.openai_completions", reason="needs the extra `clients`"
-    )
+    models = pytest.importorskip("lm_eval.models.openai_completions", reason="needs the extra `clients`")
     instances = pytest.importorskip("lm_eval.api.instance")
     pairs = [("the person", " is seven"), ("a b c", " d"), ("hello", " world again")]
     folder = write_model(tmp_path)
@@ -162,9 +149,7 @@ def test_lm_eval_gets_the_log_likelihoods_of_transformers(tmp_path, serve_toy):
                 tokenizer=str(folder),
                 batch_size=2,
             )
-            requests = [
-                instances.Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)
-            ]
+            requests = [instances.Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
             return await asyncio.to_thread(model.loglikelihood, requests)
 
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder)

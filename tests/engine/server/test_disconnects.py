@@ -13,9 +13,7 @@ LONG_OPENAI = {"prompt": "a b c", "max_tokens": 400, "stream": True}
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [(LMI, LONG_LMI | {"stream": True}), ("/v1/completions", LONG_OPENAI)],
-    ids=["lmi", "openai"],
+    ("path", "body"), [(LMI, LONG_LMI | {"stream": True}), ("/v1/completions", LONG_OPENAI)], ids=["lmi", "openai"]
 )
 def test_a_stream_that_nobody_reads_any_more_frees_its_blocks(serve_toy, slow_steps, path, body):
     async def main():

@@ -82,10 +82,7 @@ def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
         (b'{"prompt": "a", "logit_bias": {"32000": 1}}', "ids go from 0 to 31999"),
         (b'{"prompt": "a", "logit_bias": {"5": 101}}', "numbers from -100 to 100"),
         (b'{"prompt": "a", "min_p": 1.5}', "min_p must be between 0 and 1"),
-        (
-            b'{"prompt": "a", "logits_processors": ["x"]}',
-            "omit logits_processors or set it to null",
-        ),
+        (b'{"prompt": "a", "logits_processors": ["x"]}', "omit logits_processors or set it to null"),
         (b'{"prompt": "a", "stream_options": 1}', "stream_options must be an object"),
         (b'{"prompt": "a", "prompt_logprobs": 0}', "prompt_logprobs=0 is not supported"),
         (b'{"prompt": "a", "truncation_side": "right"}', 'truncation_side="right" is not'),
@@ -130,10 +127,7 @@ def test_a_bad_chat_request_gets_400_and_the_reason(serve_toy, body, message):
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        (LMI, {"inputs": "a b c", "parameters": {"max_new_tokens": 30}}),
-        (OPENAI, {"prompt": "a b c", "max_tokens": 30}),
-    ],
+    [(LMI, {"inputs": "a b c", "parameters": {"max_new_tokens": 30}}), (OPENAI, {"prompt": "a b c", "max_tokens": 30})],
 )
 def test_a_request_that_never_fits_gets_400_with_both_numbers(serve_toy, path, body):
     """33 tokens: too many for a context of 32, or for a cache of 2 blocks of 16."""
@@ -204,9 +198,7 @@ def test_overload_is_503_in_both_protocols_and_passes(serve_toy, scripted):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_engine_that_fails_before_the_first_token_gives_a_real_status(
-    serve_toy, scripted, stream
-):
+def test_an_engine_that_fails_before_the_first_token_gives_a_real_status(serve_toy, scripted, stream):
     async def main():
         async with serve_toy(executor=scripted([11], fails_at_step=0)) as server:
             lmi = await server.post(LMI, {"inputs": "a", "stream": stream})
@@ -222,8 +214,7 @@ def test_an_engine_that_fails_before_the_first_token_gives_a_real_status(
 
 
 @pytest.mark.parametrize(
-    ("name", "body"),
-    [("lmi", {"inputs": "a", "stream": True}), ("openai", {"prompt": "a", "stream": True})],
+    ("name", "body"), [("lmi", {"inputs": "a", "stream": True}), ("openai", {"prompt": "a", "stream": True})]
 )
 def test_an_engine_that_fails_later_ends_the_stream_with_an_error(serve_toy, scripted, name, body):
     wire_format = find_format(name)
@@ -244,12 +235,8 @@ def test_an_engine_that_fails_later_ends_the_stream_with_an_error(serve_toy, scr
 def test_fields_that_mean_nothing_here_are_named_in_the_reply(serve_toy, caplog):
     async def main():
         async with serve_toy() as server:
-            lmi = await server.post(
-                LMI, {"inputs": "a", "parameters": {"max_new_tokens": 1, "typical": 1, "n": 1}}
-            )
-            openai = await server.post(
-                OPENAI, {"prompt": "a", "user": "me", "x\r\ny": 1, "stream": True}
-            )
+            lmi = await server.post(LMI, {"inputs": "a", "parameters": {"max_new_tokens": 1, "typical": 1, "n": 1}})
+            openai = await server.post(OPENAI, {"prompt": "a", "user": "me", "x\r\ny": 1, "stream": True})
             return lmi[1], openai[1]
 
     lmi, openai = asyncio.run(main())
@@ -358,8 +345,7 @@ def test_a_bug_of_the_server_is_logged_with_its_traceback(serve_toy, caplog):
 
 
 @pytest.mark.parametrize(
-    ("parameters", "ignored"),
-    [({"do_sample": False, "temperature": 0.5}, ["temperature"]), ({"temperature": 0}, [])],
+    ("parameters", "ignored"), [({"do_sample": False, "temperature": 0.5}, ["temperature"]), ({"temperature": 0}, [])]
 )
 def test_a_temperature_without_sampling_is_named_as_ignored(parameters, ignored):
     assert LmiCall.read({"inputs": "a", "parameters": parameters}).ignored == ignored
@@ -385,19 +371,14 @@ def test_what_a_request_may_not_expect_is_refused_in_words(serve_toy, caplog, pa
     assert caplog.records == []
 
 
-def test_a_fault_of_the_server_is_500_in_the_protocols_words_and_logged_once(
-    serve_toy, caplog, byte_codec
-):
+def test_a_fault_of_the_server_is_500_in_the_protocols_words_and_logged_once(serve_toy, caplog, byte_codec):
     class Broken(type(byte_codec)):
         def encode(self, text, **options):
             raise ZeroDivisionError("secret of the inside")
 
     async def main():
         async with serve_toy(codec=Broken()) as server:
-            return [
-                await server.post(path, {"inputs": "a", "prompt": "a"})
-                for path in (LMI, OPENAI, "/generate", LMI)
-            ]
+            return [await server.post(path, {"inputs": "a", "prompt": "a"}) for path in (LMI, OPENAI, "/generate", LMI)]
 
     answers = asyncio.run(main())
     assert [status for status, *_ in answers] == [500] * 4
@@ -533,9 +514,7 @@ def test_nothing_of_a_refused_prompt_waits_for_a_garbage_collection(serve_toy, p
 
     async def main():
         text = "a " * 6000
-        call = (
-            {"messages": [{"role": "user", "content": text}]} if "chat" in path else {field: text}
-        )
+        call = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {field: text}
         async with serve_toy(codec=Codec()) as server:
             gc.collect()
             gc.disable()

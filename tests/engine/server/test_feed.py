@@ -10,10 +10,7 @@ from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.server.feed import Feed, Outbox
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-PROMPTS = {
-    COMPLETIONS: {"prompt": "a b"},
-    CHAT: {"messages": [{"role": "user", "content": "a b"}]},
-}
+PROMPTS = {COMPLETIONS: {"prompt": "a b"}, CHAT: {"messages": [{"role": "user", "content": "a b"}]}}
 
 
 class Generation:
@@ -150,10 +147,7 @@ def test_a_plain_chunk_is_the_one_with_more_fields_without_them(serve_toy, path)
             plain = await server.post(path, call)
             return plain[2], (await server.post(path, call | {"return_token_ids": True}))[2]
 
-    plain, full = (
-        [json.loads(event[6:]) for event in body.split(b"\n\n")[:-2]]
-        for body in asyncio.run(main())
-    )
+    plain, full = ([json.loads(event[6:]) for event in body.split(b"\n\n")[:-2]] for body in asyncio.run(main()))
     for chunk in full:
         chunk["choices"][0].pop("token_ids", None)
         chunk["id"] = plain[0]["id"]

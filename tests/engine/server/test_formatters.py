@@ -66,9 +66,7 @@ def test_every_line_of_a_stream_passes_the_output_formatter(serve_toy, tmp_path)
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failing_formatter_is_answered_424_as_a_container_does(
-    serve_toy, tmp_path, body, says, stream
-):
+def test_a_failing_formatter_is_answered_424_as_a_container_does(serve_toy, tmp_path, body, says, stream):
     formatters = load(
         tmp_path,
         "from djl_python.output_formatter import output_formatter\n"

@@ -9,13 +9,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.support.random_calls import (
-    ANSWERED_OR_REFUSED,
-    Lengths,
-    is_answered,
-    is_overloaded,
-    random_call,
-)
+from benchmarks.support.random_calls import ANSWERED_OR_REFUSED, Lengths, is_answered, is_overloaded, random_call
 from benchmarks.support.served import cut_short
 from lmi_bench.engine.simulated import SimulatedExecutor
 

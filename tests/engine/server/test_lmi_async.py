@@ -26,9 +26,7 @@ def url():
 
 def post(url, **body):
     request = urllib.request.Request(
-        url + "/invocations",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+        url + "/invocations", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as reply:
         return reply.headers["Content-Type"], reply.read()
@@ -41,17 +39,10 @@ def test_a_stream_names_logprob_and_index_and_ends_with_blank_lines(url):
     assert data.endswith(b"}\n\n\n")
     lines = [json.loads(line) for line in data.splitlines() if line]
     assert len(lines) == 4
-    assert all(
-        line["index"] == 0 and set(line["token"]) == {"id", "text", "logprob"} for line in lines
-    )
+    assert all(line["index"] == 0 and set(line["token"]) == {"id", "text", "logprob"} for line in lines)
     assert [line["generated_text"] for line in lines[:-1]] == [None] * 3
     assert lines[-1]["generated_text"] == "".join(line["token"]["text"] for line in lines)
-    assert lines[-1]["details"] == {
-        "finish_reason": "length",
-        "seed": None,
-        "generated_tokens": 5,
-        "input_length": 3,
-    }
+    assert lines[-1]["details"] == {"finish_reason": "length", "seed": None, "generated_tokens": 5, "input_length": 3}
 
 
 def test_an_unstreamed_answer_counts_right_and_gives_no_reason(url):
@@ -76,9 +67,16 @@ def test_our_client_counts_its_tokens_right_all_the_same(url, stream):
 
 @pytest.mark.parametrize(
     ("parameters", "temperature"),
-    [({}, 0.6), ({"seed": 3}, 0.6), ({"do_sample": False}, 0.0), ({"do_sample": True}, 0.6),
-     ({"temperature": 0.2}, 0.2), ({"temperature": 0}, 0.0), ({"do_sample": None}, 0.6)],
-)  # fmt: skip
+    [
+        ({}, 0.6),
+        ({"seed": 3}, 0.6),
+        ({"do_sample": False}, 0.0),
+        ({"do_sample": True}, 0.6),
+        ({"temperature": 0.2}, 0.2),
+        ({"temperature": 0}, 0.0),
+        ({"do_sample": None}, 0.6),
+    ],
+)
 def test_tokens_are_drawn_as_vllm_draws_them(serve_toy, monkeypatch, parameters, temperature):
     """The model's own settings hold; the rolling batch is greedy unless a field asks to draw."""
     codec, asked = PlainTokenizer(), []

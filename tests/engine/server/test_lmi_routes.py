@@ -132,9 +132,7 @@ def test_a_token_that_shows_no_text_still_gets_its_line(serve_toy, scripted, byt
     assert lines[-1]["generated_text"] == "日é"
 
 
-def test_half_a_character_at_the_end_is_shown_as_broken_not_dropped(
-    serve_toy, scripted, byte_codec
-):
+def test_half_a_character_at_the_end_is_shown_as_broken_not_dropped(serve_toy, scripted, byte_codec):
     async def main():
         executor = scripted(list("a日".encode()))
         async with serve_toy(executor=executor, codec=byte_codec) as server:
@@ -156,9 +154,7 @@ def test_half_a_character_at_the_end_is_shown_as_broken_not_dropped(
         ({"min_tokens": 6, "ignore_eos_token": True}, "length", 6),
     ],
 )
-def test_the_end_token_ends_the_answer_unless_it_is_ignored(
-    serve_toy, scripted, byte_codec, parameters, reason, count
-):
+def test_the_end_token_ends_the_answer_unless_it_is_ignored(serve_toy, scripted, byte_codec, parameters, reason, count):
     async def main():
         async with serve_toy(executor=scripted([*b"ab", 0]), codec=byte_codec) as server:
             call = ask("a", stream=True, **({"max_new_tokens": 6, "details": True} | parameters))
@@ -173,9 +169,7 @@ def test_the_end_token_ends_the_answer_unless_it_is_ignored(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_stop_string_across_token_borders_ends_the_answer(
-    serve_toy, scripted, byte_codec, stream
-):
+def test_a_stop_string_across_token_borders_ends_the_answer(serve_toy, scripted, byte_codec, stream):
     """`STOP` comes a byte at a time: nothing of it is shown, and what only looked like it is."""
 
     async def main():
@@ -196,9 +190,7 @@ def test_a_stop_string_across_token_borders_ends_the_answer(
         assert texts == ["x", "", "", "STx", "", "", "", ""]
 
 
-def test_text_held_back_for_a_stop_string_comes_with_the_last_token(
-    serve_toy, scripted, byte_codec
-):
+def test_text_held_back_for_a_stop_string_comes_with_the_last_token(serve_toy, scripted, byte_codec):
     async def main():
         async with serve_toy(executor=scripted(list(b"xST")), codec=byte_codec) as server:
             call = ask("a", stream=True, max_new_tokens=3, stop_sequences=["STOP"])
@@ -211,9 +203,7 @@ def test_text_held_back_for_a_stop_string_comes_with_the_last_token(
 def test_return_full_text_and_truncate(serve_toy, scripted):
     async def main():
         async with serve_toy(executor=scripted([11])) as server:
-            full = await server.post(
-                "/invocations", ask("one two", max_new_tokens=1, return_full_text=True)
-            )
+            full = await server.post("/invocations", ask("one two", max_new_tokens=1, return_full_text=True))
             long = ask(" ".join(["word"] * 600), max_new_tokens=1)
             refused = await server.post("/invocations", long)
             long["parameters"]["truncate"] = 100

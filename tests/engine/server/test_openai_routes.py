@@ -43,12 +43,7 @@ def test_an_unstreamed_reply_counts_sixteen_tokens_unless_told_otherwise(serve_t
 def test_a_stream_has_a_chunk_a_token_then_usage_then_the_end_mark(serve_toy, scripted):
     async def main():
         async with serve_toy(executor=scripted([11, 12])) as server:
-            call = {
-                "prompt": [5, 6, 7],
-                "max_tokens": 2,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
+            call = {"prompt": [5, 6, 7], "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
             return await server.post("/v1/completions", call)
 
     status, headers, body = asyncio.run(main())
@@ -89,17 +84,12 @@ def test_usage_comes_only_when_asked_for_and_on_every_chunk_if_wanted(serve_toy)
         ({"stop": "bc"}, "a", "stop", "bc", 3),
         ({"stop": ["zzz", "c"]}, "ab", "stop", "c", 3),
         ({"stop_token_ids": [98]}, "a", "stop", 98, 2),
-        (
-            {"stop_token_ids": [98], "include_stop_str_in_output": True},
-            *("ab", "stop", 98, 2),
-        ),
+        ({"stop_token_ids": [98], "include_stop_str_in_output": True}, *("ab", "stop", 98, 2)),
         ({"max_tokens": 2}, "ab", "length", None, 2),
         ({"ignore_eos": True, "stop": "a", "min_tokens": 3}, "abc", "stop", "a", 5),
     ],
 )
-def test_what_ends_an_answer_is_told(
-    serve_toy, scripted, byte_codec, fields, text, finish_reason, stop_reason, count
-):
+def test_what_ends_an_answer_is_told(serve_toy, scripted, byte_codec, fields, text, finish_reason, stop_reason, count):
     """The script is a, b, c, end of sequence; a byte is a token. min_tokens 3 with the stop
     string `a`: the first `a` is too early, the one after the ignored end counts.
     """
@@ -303,10 +293,7 @@ def test_a_chat_stream_starts_with_the_role_and_ends_with_usage(serve_toy, scrip
     role, *chunks, usage = events_of(body)
     assert {event["object"] for event in (role, *chunks, usage)} == {"chat.completion.chunk"}
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
-        {"content": " t11"},
-        {"content": " t12"},
-    ]
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"content": " t11"}, {"content": " t12"}]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "length"]
     assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
@@ -341,10 +328,7 @@ def test_the_likeliest_tokens_stand_beside_the_chosen_one(serve_toy, scripted):
     completion, chat = (json.loads(body)["choices"][0] for _, _, body in asyncio.run(main()))
     assert completion["logprobs"]["top_logprobs"] == [{" t11": -0.5, " t12": -1.5}]
     (token,) = chat["logprobs"]["content"]
-    assert [(one["token"], one["logprob"]) for one in token["top_logprobs"]] == [
-        (" t11", -0.5),
-        (" t12", -1.5),
-    ]
+    assert [(one["token"], one["logprob"]) for one in token["top_logprobs"]] == [(" t11", -0.5), (" t12", -1.5)]
 
 
 def test_log_probabilities_of_a_chat(serve_toy, scripted):

@@ -14,9 +14,7 @@ from tests.engine.torch_backend.tiny_models import TinyModel
 
 COMPLETIONS = "/v1/completions"
 SETTINGS = LoadSettings(dtype="float32", num_blocks=64, block_size=16, threads=1)
-PROMPTS = [
-    [(7 * i * k + k) % 90 + 3 for i in range(length)] for k, length in enumerate((50, 2, 37))
-]
+PROMPTS = [[(7 * i * k + k) % 90 + 3 for i in range(length)] for k, length in enumerate((50, 2, 37))]
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +78,7 @@ def test_they_are_those_of_transformers_however_a_prompt_is_computed(serve_toy, 
         assert found["token_logprobs"][1:] == pytest.approx(own, abs=1e-4)
         tops = [max(each.values()) for each in found["top_logprobs"][1:]]
         assert tops == pytest.approx(likeliest, abs=1e-4)
-        starts = [
-            choice["text"].index(name, at)
-            for name, at in zip(names, found["text_offset"], strict=False)
-        ]
+        starts = [choice["text"].index(name, at) for name, at in zip(names, found["text_offset"], strict=False)]
         assert starts == found["text_offset"][: len(prompt)]
 
 
@@ -92,19 +87,12 @@ def test_a_prompt_alone_has_its_tokens_and_no_more(serve_toy, llama, stream):
     call = {"prompt": PROMPTS[0], "echo": True, "logprobs": 0, "max_tokens": 0, "stream": stream}
     usage = {"stream_options": {"include_usage": True}} if stream else {}
     (body,) = replies(serve_toy, llama, [call | usage])
-    chunk, *rest = (
-        [json.loads(event[6:]) for event in body.split(b"\n\n")[:-2]]
-        if stream
-        else [json.loads(body)]
-    )
+    chunk, *rest = [json.loads(event[6:]) for event in body.split(b"\n\n")[:-2]] if stream else [json.loads(body)]
     (choice,) = chunk["choices"]
     assert choice["text"] == "".join(f" t{token}" for token in PROMPTS[0])
     assert choice["finish_reason"] == "length"
     own, _ = scores_of(llama, PROMPTS[0])
-    assert choice["logprobs"]["token_logprobs"] == [
-        None,
-        *(pytest.approx(x, abs=1e-4) for x in own),
-    ]
+    assert choice["logprobs"]["token_logprobs"] == [None, *(pytest.approx(x, abs=1e-4) for x in own)]
     counted = (rest[-1] if rest else chunk)["usage"]
     assert (counted["prompt_tokens"], counted["completion_tokens"]) == (50, 0)
 

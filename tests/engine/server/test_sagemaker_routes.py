@@ -47,9 +47,7 @@ def test_a_body_that_no_route_gets_is_an_error_as_boto3_knows_it(serve_toy):
         keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
         client = boto3.client("sagemaker-runtime", "us-east-1", endpoint_url=url, **keys)
         with pytest.raises(ClientError) as failed:
-            client.invoke_endpoint(
-                EndpointName="any", ContentType="application/json", Body=b"{" + b" " * 1000
-            )
+            client.invoke_endpoint(EndpointName="any", ContentType="application/json", Body=b"{" + b" " * 1000)
         return failed.value.response
 
     async def main():

@@ -31,19 +31,13 @@ def refusal(request, now=None):
 
 def test_awss_published_example_is_accepted():
     """`get-vanilla` of the SigV4 test suite: service `service`, us-east-1, 30 August 2015."""
-    check = SignatureCheck(
-        "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", service="service"
-    )
+    check = SignatureCheck("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", service="service")
     authorization = (
         "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/us-east-1/service/aws4_request, "
         "SignedHeaders=host;x-amz-date, "
         "Signature=5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"
     )
-    headers = {
-        "Host": "example.amazonaws.com",
-        "X-Amz-Date": "20150830T123600Z",
-        "Authorization": authorization,
-    }
+    headers = {"Host": "example.amazonaws.com", "X-Amz-Date": "20150830T123600Z", "Authorization": authorization}
     request = SignedRequest("GET", "/", "", headers, b"")
     check.verify(request, datetime(2015, 8, 30, 12, 40, tzinfo=UTC))
 
@@ -56,9 +50,7 @@ def test_what_botocore_signs_is_accepted(body, attribute):
 
 def test_a_changed_body_path_header_key_or_service_is_refused():
     good = signed()
-    assert refusal(SignedRequest("POST", good.path, "", good.headers, b"{ }")) == (
-        "InvalidSignatureException"
-    )
+    assert refusal(SignedRequest("POST", good.path, "", good.headers, b"{ }")) == ("InvalidSignatureException")
     assert refusal(SignedRequest("POST", "/endpoints/other/invocations", "", good.headers, b"{}"))
     changed = {**good.headers, "Content-Type": "x/y"}
     assert refusal(SignedRequest("POST", good.path, "", changed, b"{}"))
@@ -79,10 +71,7 @@ def test_a_signature_is_good_for_five_minutes(minutes):
         ("", "MissingAuthenticationTokenException"),
         ("Bearer abc", "IncompleteSignatureException"),
         ("AWS4-HMAC-SHA256 Credential=a/b, Signature=c", "IncompleteSignatureException"),
-        (
-            "AWS4-HMAC-SHA256 Credential=X/20260101/r/sagemaker/aws4_request, Signature=c",
-            "UnrecognizedClientException",
-        ),
+        ("AWS4-HMAC-SHA256 Credential=X/20260101/r/sagemaker/aws4_request, Signature=c", "UnrecognizedClientException"),
     ],
 )
 def test_a_header_that_is_no_signature_says_so(authorization, code):

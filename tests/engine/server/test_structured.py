@@ -88,17 +88,12 @@ def structured_server(serve_toy, folder, **settings):
 def test_two_hundred_answers_keep_their_schema(serve_toy, folder):
     """A random model draws at temperature 1; beside them run answers without a schema."""
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
-    requests = [
-        {"prompt": f"Person {i}: ", "max_tokens": 400, "seed": i, "response_format": form}
-        for i in range(200)
-    ]
+    requests = [{"prompt": f"Person {i}: ", "max_tokens": 400, "seed": i, "response_format": form} for i in range(200)]
 
     async def main():
         async with structured_server(serve_toy, folder) as server:
             free = [{"prompt": f"Free {i}", "max_tokens": 30} for i in range(20)]
-            return await asyncio.gather(
-                *(server.post("/v1/completions", body) for body in requests + free)
-            )
+            return await asyncio.gather(*(server.post("/v1/completions", body) for body in requests + free))
 
     replies = [json.loads(body)["choices"][0] for _, _, body in asyncio.run(main())]
     for choice in replies[:200]:
@@ -138,10 +133,7 @@ def test_every_kind_of_grammar_is_kept_by_all_choices(serve_toy, folder, fields,
     [
         ({"guided_regex": "(["}, "the regex cannot be used as a grammar"),
         ({"guided_json": {"type": "thing"}}, "Invalid type: thing"),
-        (
-            {"structured_outputs": {"structural_tag": "a"}},
-            'structured_outputs.structural_tag must be omitted, got "a"',
-        ),
+        ({"structured_outputs": {"structural_tag": "a"}}, 'structured_outputs.structural_tag must be omitted, got "a"'),
         (
             {"response_format": {"type": "xml"}},
             "response_format.type must be 'text', 'json_object' or 'json_schema', got",
@@ -168,8 +160,7 @@ def test_a_grammar_that_cannot_be_kept_is_refused(serve_toy, folder, fields, mes
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}],
+    "fields", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
 )
 def test_any_object_may_be_asked_for(serve_toy, folder, fields):
     async def main():
@@ -254,10 +245,7 @@ def test_a_call_can_be_forced(serve_toy, folder, choice, several, names):
     city = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}}
     city |= {"required": ["city"], "additionalProperties": False}
     city |= {"$defs": {"city": {"enum": ["Rome", "Oslo"]}}}
-    tools = [
-        {"type": "function", "function": {"name": name, "parameters": city}}
-        for name in ("weather", "clock")
-    ]
+    tools = [{"type": "function", "function": {"name": name, "parameters": city}} for name in ("weather", "clock")]
 
     async def main():
         async with structured_server(serve_toy, folder) as server:
@@ -298,10 +286,9 @@ def test_grammars_are_kept_whatever_computes_the_steps(folder, case):
         blocks = 24 if case == "preemption" else 256
         chunks = {"max_rolling_batch_prefill_tokens": 8} if case == "chunks" else {}
         config = SchedulerConfig(num_blocks=blocks, max_model_len=512, block_size=16, **chunks)
-        loader = {
-            "ranks": partial(ParallelExecutor.load, tensor_parallel=2),
-            "native": NativeExecutor.load,
-        }.get(case, TorchExecutor.load)
+        loader = {"ranks": partial(ParallelExecutor.load, tensor_parallel=2), "native": NativeExecutor.load}.get(
+            case, TorchExecutor.load
+        )
         settings = replace(SETTINGS, num_blocks=blocks)
         executor = loader(folder, settings)
         if case == "draft":

@@ -65,10 +65,7 @@ def test_stop_strings_cut_the_same_wherever_the_pieces_end(pieces, stops):
     assert (shown, stop_filter.matched) == cut_at_first_stop("".join(pieces), stops)
 
 
-@given(
-    text=st.text("abc", max_size=12),
-    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
-)
+@given(text=st.text("abc", max_size=12), stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
 @settings(max_examples=300)
 def test_no_more_is_held_back_than_could_begin_a_stop_string(text, stops):
     stop_filter = StopStringFilter(tuple(stops))

@@ -35,9 +35,7 @@ def call(inputs="one two three", **parameters):
 
 
 def test_a_stream_has_an_event_a_token_and_the_last_has_the_text_and_details(serve_toy, scripted):
-    status, headers, body = post(
-        serve_toy, STREAM, call(max_new_tokens=2, details=True), executor=scripted([11, 12])
-    )
+    status, headers, body = post(serve_toy, STREAM, call(max_new_tokens=2, details=True), executor=scripted([11, 12]))
     assert status == 200
     assert headers["Content-Type"].startswith("text/event-stream")
     assert events_of(body) == [
@@ -51,12 +49,7 @@ def test_a_stream_has_an_event_a_token_and_the_last_has_the_text_and_details(ser
             "index": 2,
             "token": {"id": 12, "text": " t12", "logprob": -0.5, "special": False},
             "generated_text": " t11 t12",
-            "details": {
-                "finish_reason": "length",
-                "generated_tokens": 2,
-                "seed": None,
-                "input_length": 3,
-            },
+            "details": {"finish_reason": "length", "generated_tokens": 2, "seed": None, "input_length": 3},
         },
     ]
 
@@ -100,9 +93,7 @@ def test_the_root_answers_with_an_array_of_one_or_a_stream_and_the_prompt_before
         async with serve_toy() as server:
             whole = await server.post("/", call("t1 t2", max_new_tokens=1))
             stream = await server.post("/", call("t1 t2", max_new_tokens=1) | {"stream": True})
-            without = await server.post(
-                "/", call("t1 t2", max_new_tokens=1, return_full_text=False)
-            )
+            without = await server.post("/", call("t1 t2", max_new_tokens=1, return_full_text=False))
             async with server.client.get("/") as response:
                 return whole, stream, without, (response.status, await response.read())
 
@@ -169,9 +160,7 @@ def test_a_length_that_nobody_names_is_the_rest_of_the_context(serve_toy):
 
 
 def test_the_end_of_a_prompt_is_kept_where_it_is_cut(serve_toy):
-    _, _, body = post(
-        serve_toy, STREAM, call("a b c d", truncate=3, max_new_tokens=1, details=True)
-    )
+    _, _, body = post(serve_toy, STREAM, call("a b c d", truncate=3, max_new_tokens=1, details=True))
     assert events_of(body)[0]["details"]["input_length"] == 3
 
 
@@ -231,18 +220,13 @@ def test_a_seed_is_named_where_something_is_drawn(serve_toy, parameters, sampled
     assert (seen[0].temperature, seen[0].max_new_tokens) == (1.0, 7)
 
 
-def test_of_several_answers_the_likeliest_is_given_and_the_others_stand_in_its_details(
-    serve_toy, scripted
-):
+def test_of_several_answers_the_likeliest_is_given_and_the_others_stand_in_its_details(serve_toy, scripted):
     class Unlike(type(scripted([11]))):
         """Tokens of the second sequence are likelier."""
 
         async def execute(self, batch):
             outputs = await super().execute(batch)
-            return [
-                replace(out, token_ids=(20 + out.seq_id,), logprobs=(-0.9 + 0.5 * out.seq_id,))
-                for out in outputs
-            ]
+            return [replace(out, token_ids=(20 + out.seq_id,), logprobs=(-0.9 + 0.5 * out.seq_id,)) for out in outputs]
 
     body = call(best_of=2, do_sample=True, details=True, max_new_tokens=2)
     status, _, reply = post(serve_toy, UNARY, body, executor=Unlike([11]))
@@ -276,8 +260,7 @@ VALIDATION = [
     (call(adapter_id="x"), "`adapter_id` is not supported by this server, which has no adapters"),
     (
         call(max_new_tokens=30),
-        "`inputs` tokens + `max_new_tokens` must be <= 32. Given: 3 `inputs` tokens and 30 "
-        "`max_new_tokens`",
+        "`inputs` tokens + `max_new_tokens` must be <= 32. Given: 3 `inputs` tokens and 30 `max_new_tokens`",
     ),
     (call("a " * 31, max_new_tokens=1), "`inputs` must have less than 30 tokens. Given: 31"),
     (call(" "), "the prompt has no tokens: send at least one"),
@@ -296,9 +279,7 @@ def test_a_value_out_of_range_gets_tgis_words_with_422_or_as_an_event(serve_toy,
     assert (whole[0], json.loads(whole[2])) == (422, expected)
     assert stream[0] == 200
     if body.get("parameters", {}).get("best_of"):  # which a stream refuses in any case
-        expected["error"] = (
-            "Input validation error: `best_of` != 1 is not supported when streaming tokens"
-        )
+        expected["error"] = "Input validation error: `best_of` != 1 is not supported when streaming tokens"
     assert events_of(stream[2]) == [expected]
 
 
@@ -330,9 +311,7 @@ def test_a_body_of_the_wrong_shape_gets_422_also_for_a_stream(serve_toy, path, b
 def test_what_a_stream_cannot_give_is_refused_in_tgis_words(serve_toy):
     stream = post(serve_toy, STREAM, call(decoder_input_details=True))
     (event,) = events_of(stream[2])
-    assert event["error"].endswith(
-        "`decoder_input_details` == true is not supported when streaming tokens"
-    )
+    assert event["error"].endswith("`decoder_input_details` == true is not supported when streaming tokens")
     whole = post(serve_toy, UNARY, call(decoder_input_details=True, details=True))
     assert whole[0] == 422
 
@@ -379,10 +358,7 @@ def test_an_engine_that_fails_is_told_in_tgis_words(serve_toy, scripted, fails_a
     stream, whole, health = asyncio.run(main())
     *tokens, error = events_of(stream[2])
     assert len(tokens) == fails_at_step
-    expected = {
-        "error": "Request failed during generation: a rank died",
-        "error_type": "generation",
-    }
+    expected = {"error": "Request failed during generation: a rank died", "error_type": "generation"}
     assert (stream[0], error) == (200, expected)
     assert (whole[0], json.loads(whole[2])) == (424, expected)
     assert health == (503, {"error": "unhealthy", "error_type": "healthcheck"})
@@ -437,21 +413,15 @@ def test_the_client_format_reads_its_own_server(serve_toy, stream):
     assert events[-1].end
 
 
-def test_hugging_faces_own_client_generates_streams_and_reads_the_errors(
-    serve_toy, scripted, slow_steps
-):
+def test_hugging_faces_own_client_generates_streams_and_reads_the_errors(serve_toy, scripted, slow_steps):
     async def main():
         async with serve_toy(executor=scripted([11, 12])) as server:
             client = InferenceClient(model=server.url)
 
             def use():
                 text = client.text_generation("a b", max_new_tokens=2, return_full_text=False)
-                whole = client.text_generation(
-                    "a b", max_new_tokens=2, details=True, seed=3, do_sample=True
-                )
-                stream = list(
-                    client.text_generation("a b", max_new_tokens=2, details=True, stream=True)
-                )
+                whole = client.text_generation("a b", max_new_tokens=2, details=True, seed=3, do_sample=True)
+                stream = list(client.text_generation("a b", max_new_tokens=2, details=True, stream=True))
                 with pytest.raises(ValidationError, match="strictly positive"):
                     client.text_generation("a b", temperature=0.0)
                 with pytest.raises(ValidationError, match="strictly positive"):

@@ -51,11 +51,7 @@ HISTORY = [
         "role": "assistant",
         "content": None,
         "tool_calls": [
-            {
-                "id": "call_1",
-                "type": "function",
-                "function": {"name": "weather", "arguments": '{"city": "Paris"}'},
-            }
+            {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
         ],
     },
     {"role": "tool", "tool_call_id": "call_1", "name": "weather", "content": "Rain."},
@@ -65,15 +61,11 @@ HISTORY = [
 def test_a_history_of_calls_is_rendered_as_transformers_renders_it(tmp_path):
     """transformers wants the arguments as an object, and OpenAI's clients send them as a text."""
     folder = folder_with(tmp_path, QWEN)
-    theirs = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
-    )
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>")
     theirs.chat_template = QWEN
     history = json.loads(json.dumps(HISTORY))
     history[1]["tool_calls"][0]["function"]["arguments"] = {"city": "Paris"}
-    expected = theirs.apply_chat_template(
-        history, tools=[WEATHER], add_generation_prompt=True, tokenize=False
-    )
+    expected = theirs.apply_chat_template(history, tools=[WEATHER], add_generation_prompt=True, tokenize=False)
     call = ChatCall.read({"messages": HISTORY, "tools": [WEATHER]})
     messages = [message.for_template() for message in call.messages]
     assert ["tool_calls" in message for message in messages] == [False, True, False]
@@ -90,11 +82,7 @@ NESTED = """<tool_call>{"name": "weather", "arguments": {"city": "<tool_call>{}}
     [
         (f"Let me see.\n<tool_call>\n{PARIS}\n</tool_call>", "Let me see.\n", ["Paris é"]),
         (f"<tool_call>{PARIS}</tool_call>\n<tool_call>{ROME} Now?", "", ["Paris é", "Rome"]),
-        (
-            f"a <tool_call>no</tool_call> <tool_call>{ROME}",
-            "a <tool_call>no</tool_call> ",
-            ["Rome"],
-        ),
+        (f"a <tool_call>no</tool_call> <tool_call>{ROME}", "a <tool_call>no</tool_call> ", ["Rome"]),
         (NESTED, "", ["<tool_call>{}}"]),
         ("a <tool_call>{no}</tool_call> b", None, []),
         ('if a <tool_c and {"name": 1}', None, []),
@@ -133,10 +121,7 @@ TIMES = {
     "type": "function",
     "function": {
         "name": "times",
-        "parameters": {
-            "type": "object",
-            "properties": {"text": {"type": "string"}, "count": {"type": "integer"}},
-        },
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}},
     },
 }
 STYLES = [  # as each model's own template writes it, and its published parsers read it
@@ -188,9 +173,7 @@ def parts_of(finder, text, step):
 def test_calls_are_found_in_the_style_of_each_family(text, content, step):
     found, _, calls = parts_of(CallFinder(None, [TIMES]), text, step)
     assert found == content
-    assert [(name, json.loads(more)) for name, more in calls.values()] == [
-        ("times", {"text": "5", "count": 2})
-    ]
+    assert [(name, json.loads(more)) for name, more in calls.values()] == [("times", {"text": "5", "count": 2})]
 
 
 def test_a_call_behind_one_with_other_fields_is_not_lost():
@@ -206,9 +189,7 @@ def test_an_answer_in_channels_has_content_reasoning_and_calls(step):
         "<|channel|>analysis<|message|>Greet, a < b.<|end|><|start|>assistant"
         "<|channel|>final<|message|>Hello!<|return|>"
     )
-    called = (
-        '<|channel|>commentary to=functions.times <|constrain|>json<|message|>{"text": "5"}<|call|>'
-    )
+    called = '<|channel|>commentary to=functions.times <|constrain|>json<|message|>{"text": "5"}<|call|>'
     finder = CallFinder(0, in_channels=True)
     assert parts_of(finder, said, step) == ("Hello!", "Greet, a < b.", {})
     finder = CallFinder(None, [TIMES], in_channels=True)
@@ -266,16 +247,13 @@ def test_a_call_is_a_message_without_text_and_a_delta_in_a_stream(tmp_path, serv
     ("answer", "message"),
     [
         (
-            "<|channel|>analysis<|message|>Greet.<|end|><|start|>assistant<|channel|>final"
-            "<|message|>Hello!",
+            "<|channel|>analysis<|message|>Greet.<|end|><|start|>assistant<|channel|>final<|message|>Hello!",
             {"role": "assistant", "content": "Hello!", "reasoning": "Greet."},
         ),
         (f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}", None),
     ],
 )
-def test_special_tokens_that_divide_an_answer_are_read_not_dropped(
-    tmp_path, serve_toy, scripted, answer, message
-):
+def test_special_tokens_that_divide_an_answer_are_read_not_dropped(tmp_path, serve_toy, scripted, answer, message):
     marks = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "[TOOL_CALLS]", "[ARGS]")
     special = (*(marks[:4] if message else marks[4:]), "<|return|>")  # the last one ends it
     chat = {"messages": HISTORY[:1], "max_tokens": 200} | ({} if message else {"tools": [WEATHER]})
@@ -314,16 +292,7 @@ def test_arguments_keep_their_nulls():
         {
             "messages": [
                 HISTORY[1]
-                | {
-                    "tool_calls": [
-                        {
-                            "function": {
-                                "name": "now",
-                                "arguments": '{"zone": null, "of": [{"a": null}]}',
-                            }
-                        }
-                    ]
-                }
+                | {"tool_calls": [{"function": {"name": "now", "arguments": '{"zone": null, "of": [{"a": null}]}'}}]}
             ]
         }
     )

@@ -23,27 +23,14 @@ NEAR_TIE = 1e-4
 
 
 async def generate(
-    folder,
-    requests,
-    *,
-    block_size=8,
-    load=TorchExecutor.load,
-    quantize=NOT_QUANTIZED,
-    drafter=None,
-    **settings,
+    folder, requests, *, block_size=8, load=TorchExecutor.load, quantize=NOT_QUANTIZED, drafter=None, **settings
 ) -> tuple[list, SchedulerStats]:
     """Run (prompt, number of tokens, delay in steps) requests through the engine."""
-    config = SchedulerConfig(
-        **{"num_blocks": 200, "max_model_len": 256, "block_size": block_size} | settings
-    )
+    config = SchedulerConfig(**{"num_blocks": 200, "max_model_len": 256, "block_size": block_size} | settings)
     executor = load(
         folder,
         LoadSettings(
-            dtype="float32",
-            num_blocks=config.num_blocks,
-            block_size=block_size,
-            threads=1,
-            quantize=quantize,
+            dtype="float32", num_blocks=config.num_blocks, block_size=block_size, threads=1, quantize=quantize
         ),
     )
     scheduler = Scheduler(config, drafter=drafter)
@@ -91,15 +78,7 @@ def assert_equal_but_for_near_ties(model, requests, outputs):
 
 
 def assert_any_mix_gives_the_same_tokens(
-    seed,
-    model,
-    requests,
-    *,
-    block_sizes,
-    fewest_cache_tokens,
-    spare_blocks=0,
-    load=TorchExecutor.load,
-    **settings,
+    seed, model, requests, *, block_sizes, fewest_cache_tokens, spare_blocks=0, load=TorchExecutor.load, **settings
 ):
     """Hold requests that arrive one after the other under settings drawn by `seed` against the
     reference."""

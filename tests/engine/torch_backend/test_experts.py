@@ -20,10 +20,7 @@ def make_experts(chosen_each: int) -> ExpertMlp:
     spec = SimpleNamespace(experts_per_token=chosen_each, renormalise=True, routed_scale=1.0)
     return ExpertMlp(
         Router(linear(EXPERTS, HIDDEN), spec),
-        [
-            DenseMlp(linear(INNER, HIDDEN), linear(INNER, HIDDEN), linear(HIDDEN, INNER))
-            for _ in range(EXPERTS)
-        ],
+        [DenseMlp(linear(INNER, HIDDEN), linear(INNER, HIDDEN), linear(HIDDEN, INNER)) for _ in range(EXPERTS)],
         join=lambda x: x,
     )
 

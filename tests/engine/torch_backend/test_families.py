@@ -13,11 +13,7 @@ from lmi_bench.engine.scheduling.drafting import NgramDrafter
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.models.hf_config import spec_from_hf_config
-from tests.engine.torch_backend.parity import (
-    assert_equal_but_for_near_ties,
-    generate,
-    random_requests,
-)
+from tests.engine.torch_backend.parity import assert_equal_but_for_near_ties, generate, random_requests
 
 TIED = {"tie_word_embeddings": True, "initializer_range": 0.1}
 FALCON_40B = {"new_decoder_architecture": True, "num_kv_heads": 2}
@@ -40,10 +36,7 @@ DEEPSEEK_YARN = {
 }
 MODELS = {
     "Mistral 7B v0.1: every layer slides": ("Mistral", {"sliding_window": 12}),
-    "Mistral, a window and a head for every query": (
-        "Mistral",
-        {"sliding_window": 12, "num_key_value_heads": 4},
-    ),
+    "Mistral, a window and a head for every query": ("Mistral", {"sliding_window": 12, "num_key_value_heads": 4}),
     "Mistral v0.3: no window": ("Mistral", {"sliding_window": None}),
     "Mixtral: 2 of 4 experts": ("Mixtral", {}),
     "Mixtral with a window": ("Mixtral", {"sliding_window": 12}),
@@ -54,10 +47,7 @@ MODELS = {
     "Qwen3, tied": ("Qwen3", TIED | {"attention_bias": True}),
     "Qwen3 MoE": ("Qwen3Moe", {"norm_topk_prob": True}),
     "Qwen3 MoE, weights as scored": ("Qwen3Moe", {"norm_topk_prob": False}),
-    "Qwen3 MoE, every layer slides": (
-        "Qwen3Moe",
-        {"use_sliding_window": True, "sliding_window": 12},
-    ),
+    "Qwen3 MoE, every layer slides": ("Qwen3Moe", {"use_sliding_window": True, "sliding_window": 12}),
     "Falcon 7B: one KV head, one norm": ("Falcon", {"multi_query": True}),
     "Falcon 7B's odd number of heads": (
         "Falcon",
@@ -90,17 +80,11 @@ MODELS = {
     "Gemma 2: four norms, caps, windows": ("Gemma2", TIED),
     "Gemma 3: rotary settings by layer": ("Gemma3", TIED),
 }
-NEW = {
-    name: case
-    for name, case in MODELS.items()
-    if case[0] not in ("Mistral", "Mixtral", "Qwen2", "Qwen3", "Falcon")
-}
+NEW = {name: case for name, case in MODELS.items() if case[0] not in ("Mistral", "Mixtral", "Qwen2", "Qwen3", "Falcon")}
 
 
 @pytest.mark.parametrize(("family", "changes"), MODELS.values(), ids=MODELS)
-def test_a_batch_of_requests_gets_the_tokens_that_transformers_gives_each(
-    make_model, family, changes
-):
+def test_a_batch_of_requests_gets_the_tokens_that_transformers_gives_each(make_model, family, changes):
     model = make_model(family, **changes)
     requests = random_requests(1, 10)
     outputs, _ = asyncio.run(generate(model.folder, requests, block_size=4))
@@ -180,21 +164,13 @@ def test_other_requests_in_the_batch_change_nothing_for_a_mixture_of_experts(mak
     assert together == alone
 
 
-RW_7B = {
-    "model_type": "RefinedWebModel",
-    "n_head": 4,
-    "n_layer": 2,
-    "multi_query": True,
-    "parallel_attn": True,
-}
+RW_7B = {"model_type": "RefinedWebModel", "n_head": 4, "n_layer": 2, "multi_query": True, "parallel_attn": True}
 RW_40B = {"model_type": "RefinedWeb", "n_head": 4, "n_layer": 2, "n_head_kv": 2}
 RW_40B |= {"parallel_attn": True}
 
 
 @pytest.mark.parametrize(
-    ("changes", "old_config"),
-    [({"multi_query": True}, RW_7B), (FALCON_40B, RW_40B)],
-    ids=["7B", "40B"],
+    ("changes", "old_config"), [({"multi_query": True}, RW_7B), (FALCON_40B, RW_40B)], ids=["7B", "40B"]
 )
 def test_falcons_first_config_keys_give_the_same_model(make_model, tmp_path, changes, old_config):
     model = make_model("Falcon", **changes)

@@ -34,9 +34,7 @@ def test_bytes_are_zero_and_begin_at_a_large_page_but_for_a_few():
         assert memory.data_ptr() % LARGE_PAGE == 0 or size < LARGE_PAGE // 4
 
 
-@pytest.mark.skipif(
-    not POLICY.is_file() or "[never]" in POLICY.read_text(), reason="the system has no large pages"
-)
+@pytest.mark.skipif(not POLICY.is_file() or "[never]" in POLICY.read_text(), reason="the system has no large pages")
 def test_what_is_written_is_backed_by_large_pages():
     """Memory that could be shared gets none on a usual Linux. Half is enough: there may be none
     left."""
@@ -45,13 +43,9 @@ def test_what_is_written_is_backed_by_large_pages():
     assert bytes_in_large_pages(memory.data_ptr()) >= 4 * LARGE_PAGE
 
 
-@pytest.mark.skipif(
-    not POLICY.is_file() or "[never]" in POLICY.read_text(), reason="the system has no large pages"
-)
+@pytest.mark.skipif(not POLICY.is_file() or "[never]" in POLICY.read_text(), reason="the system has no large pages")
 def test_a_cache_lies_in_them():
-    shape = KvLayoutShape(
-        num_layers=1, num_kv_heads=4, head_dim=64, block_size=64, dtype=torch.bfloat16
-    )
+    shape = KvLayoutShape(num_layers=1, num_kv_heads=4, head_dim=64, block_size=64, dtype=torch.bfloat16)
     cache = KvCache(shape, 64, torch.device("cpu"))
     cache.keys[0].fill_(1)
     assert bytes_in_large_pages(cache.keys[0].data_ptr()) >= cache.keys[0].nbytes // 2

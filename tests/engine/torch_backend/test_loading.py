@@ -85,10 +85,7 @@ def test_the_shape_is_that_of_the_config(llama):
             {"rope_parameters": {"rope_type": "axial", "factor": 2.0}},
             "RoPE scaling 'axial' is not supported; .* default, linear, dynamic, llama3, yarn",
         ),
-        (
-            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
-            "longrope needs a short_factor of 8 numbers",
-        ),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "longrope needs a short_factor of 8 numbers"),
         ({"rope_parameters": {"rope_type": "linear"}}, "RoPE scaling 'linear' needs factor"),
         ({"hidden_size": None}, "config.json has none of hidden_size"),
     ],
@@ -180,9 +177,7 @@ def test_loading_tells_how_many_bytes_of_all_files_are_read(llama, tmp_path):
     llama.model.save_pretrained(tmp_path, max_shard_size="50KB")
     seen = []
     executor = TorchExecutor.load(
-        tmp_path,
-        LoadSettings(num_blocks=2, threads=1),
-        progress=lambda done, total: seen.append((done, total)),
+        tmp_path, LoadSettings(num_blocks=2, threads=1), progress=lambda done, total: seen.append((done, total))
     )
     asyncio.run(executor.close())
     files = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
@@ -200,8 +195,6 @@ def test_a_wrong_file_fails_in_the_middle_of_loading_and_not_after_it(folder):
     seen = []
     with pytest.raises(InputError, match=r"layers.0.mlp.up_proj.weight' has shape \(3, 3\)"):
         TorchExecutor.load(
-            folder,
-            LoadSettings(num_blocks=2, threads=1),
-            progress=lambda done, total: seen.append(done / total),
+            folder, LoadSettings(num_blocks=2, threads=1), progress=lambda done, total: seen.append(done / total)
         )
     assert max(seen) < 0.9

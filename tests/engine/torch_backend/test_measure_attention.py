@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from lmi_bench.engine.torch_backend.measure import (
-    AttentionShape,
-    attend_in_tiles,
-    attend_whole,
-    measure_attention,
-)
+from lmi_bench.engine.torch_backend.measure import AttentionShape, attend_in_tiles, attend_whole, measure_attention
 
 
 def test_both_ways_are_the_causal_softmax_row_by_row():

@@ -78,9 +78,7 @@ def test_a_recipe_becomes_a_table_a_page_and_weights_that_serve(trained, tmp_pat
     path.write_text(yaml.safe_dump(recipe))
     out = tmp_path / "job"
     done = lmi_bench("optimize", path, "--out", out)
-    results = {
-        each["name"]: each for each in json.loads((out / "optimize.json").read_text())["variants"]
-    }
+    results = {each["name"]: each for each in json.loads((out / "optimize.json").read_text())["variants"]}
     assert list(results) == ["baseline", "int8", "int3", "fp8", "both", "ngram", "baseline-again"]
     assert results["baseline-again"]["engine"] == results["baseline"]["engine"]
     again = results["baseline-again"]["throughput_ratios"]["concurrency 2"]
@@ -124,9 +122,7 @@ def test_a_recipe_becomes_a_table_a_page_and_weights_that_serve(trained, tmp_pat
 
 
 def test_what_is_only_emulated_is_not_swept(trained):
-    done = lmi_bench(
-        "sweep", "--target", "engine", "--model", trained, "--quantize", "fp8", expect=2
-    )
+    done = lmi_bench("sweep", "--target", "engine", "--model", trained, "--quantize", "fp8", expect=2)
     assert "only emulated" in done.stderr
 
 

@@ -34,11 +34,7 @@ from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.loading import RankCheckpoint
 from lmi_bench.engine.torch_backend.rank import RankGroup, RankWorker, is_closed
 from lmi_bench.engine.torch_backend.weights import read_model
-from tests.engine.torch_backend.parity import (
-    assert_equal_but_for_near_ties,
-    generate,
-    random_requests,
-)
+from tests.engine.torch_backend.parity import assert_equal_but_for_near_ties, generate, random_requests
 
 FALCON_40B = {"new_decoder_architecture": True, "num_kv_heads": 2}
 MODELS = {
@@ -83,9 +79,7 @@ def split(degree, **options):
 def test_ranks_together_give_the_tokens_of_the_whole_model(make_model, family, changes, degree):
     model = make_model(family, **changes)
     requests = random_requests(1, 6, longest_output=12)
-    outputs, _ = asyncio.run(
-        generate(model.folder, requests, load=split(degree), **CHUNKS_WITHOUT_A_TOKEN)
-    )
+    outputs, _ = asyncio.run(generate(model.folder, requests, load=split(degree), **CHUNKS_WITHOUT_A_TOKEN))
     assert_equal_but_for_near_ties(model, requests, outputs)
 
 
@@ -107,9 +101,7 @@ DEALT = {
 
 
 @pytest.mark.parametrize(("family", "changes", "degree", "strategy"), DEALT.values(), ids=DEALT)
-def test_heads_dealt_out_by_neuronx_rules_change_no_token(
-    make_model, family, changes, degree, strategy
-):
+def test_heads_dealt_out_by_neuronx_rules_change_no_token(make_model, family, changes, degree, strategy):
     model = make_model(family, **changes)
     requests = random_requests(1, 4, longest_output=8)
 
@@ -145,9 +137,7 @@ def test_chunks_beside_decoding_and_preemption_change_no_token_on_ranks(make_lla
     model = make_llama(num_key_value_heads=2)
     requests = random_requests(3, 10, longest_prompt=24, longest_output=30)
     outputs, stats = asyncio.run(
-        generate(
-            model.folder, requests, load=split(2), num_blocks=30, block_size=4, chunked_prefill=True
-        )
+        generate(model.folder, requests, load=split(2), num_blocks=30, block_size=4, chunked_prefill=True)
     )
     assert stats.preemptions > 0
     assert_equal_but_for_near_ties(model, requests, outputs)
@@ -157,12 +147,7 @@ def test_gloo_carries_the_same_sums(make_llama):
     model = make_llama()
     requests = random_requests(4, 4)
     outputs, _ = asyncio.run(
-        generate(
-            model.folder,
-            requests,
-            load=split(2, transport=Transport.GLOO),
-            **CHUNKS_WITHOUT_A_TOKEN,
-        )
+        generate(model.folder, requests, load=split(2, transport=Transport.GLOO), **CHUNKS_WITHOUT_A_TOKEN)
     )
     assert_equal_but_for_near_ties(model, requests, outputs)
 
@@ -172,9 +157,7 @@ async def logprobs_and_draws(executor):
     config = SchedulerConfig(num_blocks=executor.num_blocks, block_size=executor.block_size)
     async with AsyncEngine(Scheduler(config), executor) as engine:
         greedy = engine.submit(range(5, 45), SamplingParams(max_new_tokens=8, logprobs=True))
-        drawn = engine.submit(
-            range(50, 60), SamplingParams(max_new_tokens=12, temperature=0.8, seed=3)
-        )
+        drawn = engine.submit(range(50, 60), SamplingParams(max_new_tokens=12, temperature=0.8, seed=3))
         await greedy.wait()
         await drawn.wait()
     return (
@@ -248,16 +231,11 @@ def test_closing_leaves_no_process_and_no_shared_memory(llama):
 
 
 async def killed_while_generating(folder, rank):
-    executor = split(2)(
-        folder, LoadSettings(dtype="float32", num_blocks=100, block_size=8, threads=1)
-    )
+    executor = split(2)(folder, LoadSettings(dtype="float32", num_blocks=100, block_size=8, threads=1))
     process_ids = process_ids_of(executor)
     config = SchedulerConfig(num_blocks=100, block_size=8, max_model_len=500)
     async with AsyncEngine(Scheduler(config), executor) as engine:
-        running = [
-            engine.submit(range(5, 15), SamplingParams(max_new_tokens=480, ignore_eos=True))
-            for _ in range(2)
-        ]
+        running = [engine.submit(range(5, 15), SamplingParams(max_new_tokens=480, ignore_eos=True)) for _ in range(2)]
         async for _ in running[0]:
             os.kill(process_ids[rank], signal.SIGKILL)
             break
@@ -305,9 +283,7 @@ def test_whoever_asks_at_once_how_a_rank_ended_is_told_the_same():
 
 def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine_too(llama):
     async def main():
-        executor = split(2)(
-            llama.folder, LoadSettings(dtype="float32", num_blocks=8, block_size=8, threads=1)
-        )
+        executor = split(2)(llama.folder, LoadSettings(dtype="float32", num_blocks=8, block_size=8, threads=1))
         config = SchedulerConfig(num_blocks=8, block_size=8, max_model_len=60)
         async with AsyncEngine(Scheduler(config), executor) as engine:
             await engine.submit(range(5, 9), SamplingParams(max_new_tokens=3)).wait()
@@ -356,9 +332,7 @@ time.sleep(600)
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_ranks_end_with_their_parent_even_inside_a_step_with_the_next_request_unread():
-    with subprocess.Popen(
-        [sys.executable, "-c", WAITS_AND_TELLS], stdout=subprocess.PIPE
-    ) as parent:
+    with subprocess.Popen([sys.executable, "-c", WAITS_AND_TELLS], stdout=subprocess.PIPE) as parent:
         process_ids = [int(word) for word in parent.stdout.readline().split()]
         parent.kill()
     assert len(process_ids) == 2
@@ -390,19 +364,12 @@ def test_an_error_on_a_rank_is_told_with_its_name():
     [
         ("Llama", {}, 3, "4 query heads .* 3 devices"),
         ("Llama", {"intermediate_size": 97}, 2, "97 features"),
-        (
-            "Llama",
-            {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96},
-            2,
-            "3 KV",
-        ),
+        ("Llama", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}, 2, "3 KV"),
         ("Falcon", {"num_attention_heads": 71, "hidden_size": 71 * 8}, 2, "71 query heads"),
         ("Falcon", {}, 2, "1 KV heads cannot be split over 2"),
     ],
 )
-def test_a_degree_that_the_model_does_not_allow_is_refused_with_numbers(
-    make_model, family, changes, degree, words
-):
+def test_a_degree_that_the_model_does_not_allow_is_refused_with_numbers(make_model, family, changes, degree, words):
     folder = make_model(family, **changes).folder
     with pytest.raises(CapacityError, match=words):
         split(degree)(folder)

@@ -67,9 +67,7 @@ def assert_by_hand(model, requests, outputs):
 def test_tokens_are_penalised_by_their_count_in_the_answer(llama, make_llama, settings, drafts):
     requests = requests_of(6)
     draft = make_llama(**DRAFT).folder if drafts == "model" else None
-    tokens, stats = generate(
-        llama.folder, requests, draft=draft, ngram=drafts == "look-up", **settings
-    )
+    tokens, stats = generate(llama.folder, requests, draft=draft, ngram=drafts == "look-up", **settings)
     assert_by_hand(llama, requests, tokens)
     assert (stats.preemptions > 0) == ("num_blocks" in settings)
     assert (stats.drafted_tokens > 0) == (drafts != "none")
@@ -101,9 +99,7 @@ def test_a_seeded_penalised_request_draws_the_same_under_speculation(llama, make
     draft = make_llama(**DRAFT).folder if drafts == "model" else None
     plain = generate(llama.folder, requests)[0]
     assert generate(llama.folder, requests, draft=draft, ngram=drafts == "look-up")[0] == plain
-    without = requests_of(
-        8, temperature=0.6, top_k=8, seed=3, presence_penalty=0.0, frequency_penalty=0.0
-    )
+    without = requests_of(8, temperature=0.6, top_k=8, seed=3, presence_penalty=0.0, frequency_penalty=0.0)
     assert generate(llama.folder, without)[0] != plain
 
 

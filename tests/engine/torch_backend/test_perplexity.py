@@ -18,9 +18,7 @@ from tests.end_to_end.commands import lmi_bench
 def reference(folder, length, max_tokens, config=None):
     """Perplexities over whole windows and over their second halves."""
     model = transformers.LlamaForCausalLM.from_pretrained(folder, config=config)
-    ids = (
-        Tokenizer.from_file(str(folder / "tokenizer.json")).encode(read_text(None, EVALUATION)).ids
-    )
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(read_text(None, EVALUATION)).ids
     windows = torch.tensor(ids[:max_tokens]).unfold(0, length, length)
     logprobs = model(windows).logits.double().log_softmax(-1)[:, :-1]
     each = logprobs.gather(2, windows[:, 1:, None]).squeeze(2)
@@ -32,16 +30,8 @@ def test_windows_of_each_length_have_transformers_perplexity(trained, tmp_path):
     given = ("--lengths", "32,128,400", "--rope-scaling", "linear:2", "--max-tokens", "1200")
     done = lmi_bench("perplexity", "-m", str(trained), *given, "--json", str(out))
     assert "256 positions" in done.stdout
-    rows = {
-        (row["rope_scaling"], row["length"]): row for row in json.loads(out.read_text())["lengths"]
-    }
-    assert set(rows) == {
-        (None, 32),
-        (None, 128),
-        ("linear:2", 32),
-        ("linear:2", 128),
-        ("linear:2", 400),
-    }
+    rows = {(row["rope_scaling"], row["length"]): row for row in json.loads(out.read_text())["lengths"]}
+    assert set(rows) == {(None, 32), (None, 128), ("linear:2", 32), ("linear:2", 128), ("linear:2", 400)}
     stretched = transformers.AutoConfig.from_pretrained(trained)
     stretched.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     for (scaling, length), row in rows.items():

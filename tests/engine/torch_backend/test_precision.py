@@ -87,8 +87,7 @@ def test_bfloat16_rows_choose_the_experts_that_transformers_chooses(make_model, 
     theirs.weight.data = theirs.weight.data.to(BF16)  # the correction stays float32
     _, wanted, numbers = theirs(rows)
     got, expected = (
-        torch.zeros(512, 64).scatter_(1, index, each.float())
-        for index, each in ((chosen, weights), (numbers, wanted))
+        torch.zeros(512, 64).scatter_(1, index, each.float()) for index, each in ((chosen, weights), (numbers, wanted))
     )
     torch.testing.assert_close(got, expected, rtol=0.01, atol=0.01)
 
@@ -159,8 +158,7 @@ def test_a_narrower_cache_takes_half_and_costs_little(make_llama, kv_heads, narr
     found = {}
     for name in ("float32", narrow):
         executor = TorchExecutor.load(
-            model.folder,
-            LoadSettings(dtype="float32", kv_dtype=name, num_blocks=4, block_size=4, threads=1),
+            model.folder, LoadSettings(dtype="float32", kv_dtype=name, num_blocks=4, block_size=4, threads=1)
         )
         assert executor.kv_dtype == name
         found[name] = (executor.kv_cache_bytes, asyncio.run(decoded_logprob(executor)))

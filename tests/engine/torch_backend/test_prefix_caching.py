@@ -19,9 +19,7 @@ from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
 def generate(folder, requests, *, drafts=False, **settings):
     config = SchedulerConfig(**{"num_blocks": 120, "block_size": 4} | settings)
-    options = LoadSettings(
-        dtype="float32", num_blocks=config.num_blocks, block_size=4, threads=1, sampling_seed=1
-    )
+    options = LoadSettings(dtype="float32", num_blocks=config.num_blocks, block_size=4, threads=1, sampling_seed=1)
 
     async def main():
         executor = target = TorchExecutor.load(folder, options)
@@ -50,8 +48,7 @@ def chat_requests(**sampling):
     system = [chance.randrange(3, 211) for _ in range(21)]
     return [
         (
-            system[: chance.choice([21, 21, 13])]
-            + [chance.randrange(3, 211) for _ in range(chance.randint(1, 9))],
+            system[: chance.choice([21, 21, 13])] + [chance.randrange(3, 211) for _ in range(chance.randint(1, 9))],
             SamplingParams(max_new_tokens=chance.randint(2, 12), ignore_eos=True, **sampling),
         )
         for _ in range(14)
@@ -60,12 +57,7 @@ def chat_requests(**sampling):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"chunked_prefill": True, "max_rolling_batch_prefill_tokens": 7},
-        {"num_blocks": 16},
-        {"drafts": True},
-    ],
+    [{}, {"chunked_prefill": True, "max_rolling_batch_prefill_tokens": 7}, {"num_blocks": 16}, {"drafts": True}],
     ids=["plain", "chunked prefill", "little memory", "drafts"],
 )
 def test_shared_blocks_change_no_token(llama, settings):

@@ -9,13 +9,7 @@ import pytest
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Layer
-from lmi_bench.report.optimization import (
-    STAGES,
-    VariantMemory,
-    VariantQuality,
-    VariantResult,
-    optimization_tables,
-)
+from lmi_bench.report.optimization import STAGES, VariantMemory, VariantQuality, VariantResult, optimization_tables
 from tests.engine.torch_backend.test_runner import Steps
 
 

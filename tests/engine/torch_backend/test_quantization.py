@@ -10,17 +10,9 @@ from hypothesis import strategies as st
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import LMI_NAMES, QuantizeSettings, Scheme, parse_scheme
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.calibration import (
-    search_awq_factors,
-    smoothing_factors,
-)
+from lmi_bench.engine.torch_backend.quantization.calibration import search_awq_factors, smoothing_factors
 from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
-from lmi_bench.engine.torch_backend.quantization.linear import (
-    Emulated,
-    Grouped4BitByKernel,
-    ScaledRows,
-    W8A8ByOneDnn,
-)
+from lmi_bench.engine.torch_backend.quantization.linear import Emulated, Grouped4BitByKernel, ScaledRows, W8A8ByOneDnn
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     from_awq,
     pack_3bit,
@@ -132,9 +124,7 @@ def test_a_product_is_the_one_of_the_weight_that_is_stood_for(scheme, dtype):
     """At one row and many, on either side of where kernels change; activations may be rounded."""
     weight = round_weight(random_weight(2), QuantizeSettings(scheme), 128)
     bias = torch.linspace(-1, 1, 128).to(dtype)
-    linear = choose_kernels(QuantizeSettings(scheme), Precision(dtype, dtype), CPU).make(
-        weight, bias
-    )
+    linear = choose_kernels(QuantizeSettings(scheme), Precision(dtype, dtype), CPU).make(weight, bias)
     tolerance = {Scheme.SMOOTHQUANT: 0.02, Scheme.FP8: 0.05}.get(scheme, 0.006)
     for count in (0, 1, 3, 17, 130):
         x = torch.randn(count, 256, generator=torch.Generator().manual_seed(count)).to(dtype)
@@ -254,12 +244,7 @@ def test_where_no_scale_helps_none_is_used():
     """Weights that are whole steps already are rounded without error."""
     weight = torch.arange(16.0).repeat(4, 8)
     rows = torch.ones(4, 128)
-    assert (
-        search_awq_factors(
-            [weight], torch.ones(128), rows, lambda w: round_grouped(w, 4, 128).floats()
-        )
-        is None
-    )
+    assert search_awq_factors([weight], torch.ones(128), rows, lambda w: round_grouped(w, 4, 128).floats()) is None
 
 
 def test_names_of_lmi_are_understood_and_others_named():

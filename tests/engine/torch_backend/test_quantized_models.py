@@ -18,11 +18,7 @@ from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecu
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.calibration import (
-    Calibration,
-    prepare,
-    scale_groups,
-)
+from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare, scale_groups
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
     OUTPUT_DIVISORS,
@@ -73,11 +69,7 @@ def test_fewer_bits_move_more_and_calibration_wins_some_back(trained):
     assert 0 < shifts[0] < shifts[1] < shifts[2]
     assert measured[Scheme.INT8][1] == pytest.approx(1, abs=3e-3)
     assert measured[Scheme.AWQ_INT3][1] > 1.001
-    for scheme, share in (
-        (Scheme.AWQ_INT4, 0.7),
-        (Scheme.AWQ_INT3, 1.0),
-        (Scheme.SMOOTHQUANT, 0.6),
-    ):
+    for scheme, share in ((Scheme.AWQ_INT4, 0.7), (Scheme.AWQ_INT3, 1.0), (Scheme.SMOOTHQUANT, 0.6)):
         size = 128 if scheme.grouped else 0
         plain, _ = moved(scheme, QuantizePlan(QuantizeSettings(scheme), size))
         assert measured[scheme][0] < share * plain, scheme
@@ -88,10 +80,7 @@ def test_coarser_scales_of_smoothquant_cost_something(trained, step):
     fine = QuantizeSettings(Scheme.SMOOTHQUANT, alpha=0.5)
     coarse = QuantizeSettings(Scheme.SMOOTHQUANT, alpha=0.5, **{step: False})
     exact = text_scores(trained)
-    shifts = [
-        float((text_scores(trained, plan_for(trained, each)) - exact).abs().mean())
-        for each in (fine, coarse)
-    ]
+    shifts = [float((text_scores(trained, plan_for(trained, each)) - exact).abs().mean()) for each in (fine, coarse)]
     assert 0 < shifts[0] < shifts[1] < 0.2
 
 
@@ -161,10 +150,7 @@ def test_ranks_together_hold_what_one_device_holds(trained, scheme):
     settings = QuantizeSettings(scheme, alpha=0.5)
     if scheme.grouped:  # the groups that two ranks allow, for one device as well
         assert plan_for(trained, settings, degree=2).group_size == 64
-    alone, together = (
-        scores(trained, quantize=settings),
-        scores(trained, load=split(2), quantize=settings),
-    )
+    alone, together = (scores(trained, quantize=settings), scores(trained, load=split(2), quantize=settings))
     tolerance = 0.3 if scheme is Scheme.AWQ_INT3 else 0.15
     assert (alone - together).abs().mean() < tolerance
 
@@ -201,8 +187,7 @@ def as_awq(source, tmp_path, group_size):
             public = to_awq(rounded)
             halved = public["scales"].t().float()
             floats[name] = (
-                (rounded.values.view(*halved.shape, -1) - rounded.zeros[..., None].float())
-                * halved[..., None]
+                (rounded.values.view(*halved.shape, -1) - rounded.zeros[..., None].float()) * halved[..., None]
             ).view(tensor.shape)
             del stored[name]
             stored |= {name.replace("weight", kind): part for kind, part in public.items()}
@@ -271,10 +256,7 @@ def test_memory_that_weights_leave_holds_more_blocks(trained):
     sizes = {}
     for scheme in (Scheme.NONE, Scheme.INT8, Scheme.AWQ_INT4, Scheme.AWQ_INT3):
         executor = TorchExecutor.load(
-            trained,
-            LoadSettings(
-                dtype="float32", num_blocks=1, threads=1, quantize=QuantizeSettings(scheme)
-            ),
+            trained, LoadSettings(dtype="float32", num_blocks=1, threads=1, quantize=QuantizeSettings(scheme))
         )
         sizes[scheme] = executor.weight_bytes
         asyncio.run(executor.close())
@@ -293,9 +275,7 @@ def test_a_rolling_batch_gives_each_request_its_tokens(trained, scheme):
         for prompt, count, _ in random_requests(4, 5, longest_prompt=20, longest_output=12)
     ]
     together, _ = asyncio.run(
-        generate(
-            trained, requests, quantize=quantize, num_blocks=20, block_size=4, chunked_prefill=True
-        )
+        generate(trained, requests, quantize=quantize, num_blocks=20, block_size=4, chunked_prefill=True)
     )
     alone = [asyncio.run(generate(trained, [r], quantize=quantize))[0][0] for r in requests]
     same = sum(a == b for a, b in zip(together, alone, strict=True))

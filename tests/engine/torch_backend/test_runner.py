@@ -37,10 +37,7 @@ class Steps:
 
     def __init__(self, folder: Path, **settings) -> None:
         self.executor = TorchExecutor.load(
-            folder,
-            LoadSettings(
-                **{"dtype": "float32", "num_blocks": 16, "block_size": 4, "threads": 1} | settings
-            ),
+            folder, LoadSettings(**{"dtype": "float32", "num_blocks": 16, "block_size": 4, "threads": 1} | settings)
         )
 
     def run(self, *entries, released=()):
@@ -73,9 +70,7 @@ def test_an_earlier_chunk_of_a_prompt_gives_no_token(llama, steps):
 
 def test_outputs_come_in_the_order_of_the_entries_whatever_their_lengths(llama, steps):
     prompts = [PROMPT[:1], PROMPT, PROMPT[:4], PROMPT[:2]]
-    entries = [
-        entry(i, prompt, 0, tuple(range(3 * i, 3 * i + 3))) for i, prompt in enumerate(prompts)
-    ]
+    entries = [entry(i, prompt, 0, tuple(range(3 * i, 3 * i + 3))) for i, prompt in enumerate(prompts)]
     outputs = steps.run(*entries)
     assert [output.seq_id for output in outputs] == [0, 1, 2, 3]
     expected = [tuple(llama.greedy(prompt, 1).token_ids) for prompt in prompts]
@@ -132,9 +127,7 @@ def test_logprobs_are_those_of_the_models_own_logits(llama, steps):
 def test_a_seeded_request_draws_the_same_in_any_batch(llama, steps):
     drawn = SamplingParams(temperature=5.0, seed=11)
     alone = steps.tokens(entry(1, PROMPT, 0, (0, 1, 2), sampling=drawn))[0]
-    beside = steps.tokens(
-        entry(7, PROMPT[:3], 0, (3,)), entry(8, PROMPT, 0, (4, 5, 6), sampling=drawn)
-    )[1]
+    beside = steps.tokens(entry(7, PROMPT[:3], 0, (3,)), entry(8, PROMPT, 0, (4, 5, 6), sampling=drawn))[1]
     assert alone == beside
 
 
@@ -159,10 +152,7 @@ def penalised_greedy(llama, count):
 def test_a_penalised_request_repeats_nothing_that_it_has_seen(llama, steps):
     strict = SamplingParams(repetition_penalty=1000.0)
     got = [steps.tokens(entry(1, PROMPT, 0, (0, 1, 2, 3, 4), sampling=strict))[0][0]]
-    got += [
-        steps.tokens(entry(1, (LAST_SAMPLED,), position, sampling=strict))[0][0]
-        for position in range(9, 14)
-    ]
+    got += [steps.tokens(entry(1, (LAST_SAMPLED,), position, sampling=strict))[0][0] for position in range(9, 14)]
     assert got == penalised_greedy(llama, 6)
 
 
@@ -228,9 +218,7 @@ def test_the_cache_takes_the_bytes_of_the_formula(make_llama, block_size, dtype,
 
 
 def test_the_number_of_blocks_follows_from_the_free_memory(llama):
-    executor = Steps(
-        llama.folder, num_blocks=None, memory_share=1e-4, most_cache_tokens=1 << 40
-    ).executor
+    executor = Steps(llama.folder, num_blocks=None, memory_share=1e-4, most_cache_tokens=1 << 40).executor
     bytes_per_block = executor.kv_cache_bytes / executor.num_blocks
     whole = executor.free_memory_bytes * 1e-4 / bytes_per_block
     assert executor.num_blocks == int(whole)
@@ -257,10 +245,7 @@ def test_given_tokens_are_scored_as_transformers_scores_them(llama, steps):
     """Each one's log-softmax in the row before it."""
     given, continuation = list(PROMPT), [4, 77, 13, 200, 9]
     logprobs = torch.log_softmax(llama.logits(given + continuation), -1)
-    expected = [
-        logprobs[len(given) - 1 + number, token_id].item()
-        for number, token_id in enumerate(continuation)
-    ]
+    expected = [logprobs[len(given) - 1 + number, token_id].item() for number, token_id in enumerate(continuation)]
     got = asyncio.run(steps.executor.score(given, continuation))
     assert got == pytest.approx(expected, abs=1e-4)
 

@@ -18,12 +18,7 @@ from transformers import (
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend import sampler
-from lmi_bench.engine.torch_backend.sampler import (
-    RowRequest,
-    choose,
-    draw_tokens,
-    uniform_draw,
-)
+from lmi_bench.engine.torch_backend.sampler import RowRequest, choose, draw_tokens, uniform_draw
 
 HISTORY = (3, 4, 4, 9)
 SETTINGS = [
@@ -171,9 +166,7 @@ def test_min_p_and_a_bias_are_those_of_transformers():
         ]
     )
     expected = processors(torch.tensor([HISTORY]), logits.clone())[0].softmax(-1)
-    torch.testing.assert_close(
-        probabilities(logits, [RowRequest(sampling, 7, HISTORY, 1)])[0], expected
-    )
+    torch.testing.assert_close(probabilities(logits, [RowRequest(sampling, 7, HISTORY, 1)])[0], expected)
     greedy = RowRequest(SamplingParams(logit_bias=((13, 99.0),)), 7, HISTORY, 1)
     assert choose(logits, [greedy])[0].token_id == 13
 

@@ -9,16 +9,9 @@ import pytest
 import torch
 
 from lmi_bench.core.errors import EngineError
-from lmi_bench.engine.torch_backend.collectives import (
-    REGION_BYTES,
-    SegmentOwner,
-    SharedMemoryCollectives,
-    works_here,
-)
+from lmi_bench.engine.torch_backend.collectives import REGION_BYTES, SegmentOwner, SharedMemoryCollectives, works_here
 
-pytestmark = pytest.mark.skipif(
-    not works_here(), reason="needs a processor that keeps stores in order"
-)
+pytestmark = pytest.mark.skipif(not works_here(), reason="needs a processor that keeps stores in order")
 
 
 def never():

@@ -26,15 +26,9 @@ NEAR_TIE = 1e-4
 
 def generate(folder, requests, *, draft=None, ngram=False, k=3, adaptive=False, **settings):
     """Tokens of each (prompt, sampling), and the engine's counts."""
-    config = SchedulerConfig(
-        **{"num_blocks": 200, "max_model_len": 256, "block_size": 8} | settings
-    )
+    config = SchedulerConfig(**{"num_blocks": 200, "max_model_len": 256, "block_size": 8} | settings)
     options = LoadSettings(
-        dtype="float32",
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        threads=1,
-        sampling_seed=5,
+        dtype="float32", num_blocks=config.num_blocks, block_size=config.block_size, threads=1, sampling_seed=5
     )
 
     async def main():
@@ -84,11 +78,7 @@ def assert_greedy(model, requests, outputs):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"chunked_prefill": True, "max_rolling_batch_prefill_tokens": 7},
-        {"num_blocks": 28, "block_size": 4},
-    ],
+    [{}, {"chunked_prefill": True, "max_rolling_batch_prefill_tokens": 7}, {"num_blocks": 28, "block_size": 4}],
     ids=["plain", "chunked prefill", "preemption"],
 )
 @pytest.mark.parametrize("drafts", ["model", "model, adaptive", "itself", "look-up"])
@@ -98,12 +88,7 @@ def test_greedy_tokens_are_those_without_speculation(llama, make_llama, settings
     if drafts != "look-up":
         draft = llama.folder if drafts == "itself" else make_llama(**DRAFT).folder
     tokens, stats = generate(
-        llama.folder,
-        requests,
-        draft=draft,
-        ngram=draft is None,
-        adaptive="adaptive" in drafts,
-        **settings,
+        llama.folder, requests, draft=draft, ngram=draft is None, adaptive="adaptive" in drafts, **settings
     )
     assert_greedy(llama, requests, tokens)
     assert (stats.preemptions > 0) == ("num_blocks" in settings)
@@ -123,13 +108,9 @@ def test_a_model_that_repeats_itself_gives_look_up_several_tokens_a_step(llama):
 
 
 @pytest.mark.parametrize("drafts", ["model", "look-up"])
-def test_a_seeded_request_draws_the_same_tokens_with_and_without_speculation(
-    llama, make_llama, drafts
-):
+def test_a_seeded_request_draws_the_same_tokens_with_and_without_speculation(llama, make_llama, drafts):
     """A draw hangs on seed and position alone, a guess only says where it may be taken early."""
-    requests = random_requests(
-        12, temperature=0.8, top_k=30, top_p=0.9, repetition_penalty=1.2, seed=3
-    )
+    requests = random_requests(12, temperature=0.8, top_k=30, top_p=0.9, repetition_penalty=1.2, seed=3)
     draft = make_llama(**DRAFT).folder if drafts == "model" else None
     assert (
         generate(llama.folder, requests, draft=draft, ngram=drafts == "look-up")[0]

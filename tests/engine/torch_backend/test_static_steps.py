@@ -73,9 +73,7 @@ def test_compiled_shapes_are_few_and_captured_ones_reach_the_largest_batch():
 
 
 def test_unused_rows_and_pages_point_to_the_spare_block():
-    buffers = StepBuffers(
-        StaticShape(3, 12), block_size=4, spare_block=77, device=torch.device("cpu")
-    )
+    buffers = StepBuffers(StaticShape(3, 12), block_size=4, spare_block=77, device=torch.device("cpu"))
     buffers.fill([SequenceRows([5], 7, [1, 2, 3], 1)] * 3)
     buffers.fill([ROWS])
     assert buffers.token_ids.tolist() == [9, 0, 0]
@@ -84,9 +82,7 @@ def test_unused_rows_and_pages_point_to_the_spare_block():
 
 
 def test_every_input_starts_where_compiled_code_expects_it():
-    buffers = StepBuffers(
-        StaticShape(3, 12), block_size=4, spare_block=0, device=torch.device("cpu")
-    )
+    buffers = StepBuffers(StaticShape(3, 12), block_size=4, spare_block=0, device=torch.device("cpu"))
     for tensor in (buffers.token_ids, buffers.positions, buffers.block_tables):
         assert tensor.is_contiguous()
         assert tensor.data_ptr() % 16 == 0
@@ -142,9 +138,7 @@ def test_shapes_are_recorded_once_the_largest_first_and_replayed_over_new_inputs
 def test_prepared_steps_give_the_tokens_of_transformers(make_model, family, changes):
     """Three sequences in a shape for four, in the order of the batch whatever their lengths."""
     model = make_model(family, **changes)
-    steps = Steps(
-        model.folder, num_blocks=24, steps=StepSettings(captured=True, shapes=(StaticShape(4, 24),))
-    )
+    steps = Steps(model.folder, num_blocks=24, steps=StepSettings(captured=True, shapes=(StaticShape(4, 24),)))
     prompts = (PROMPT[:7], PROMPT + PROMPT[:3], PROMPT[:2])
     tables = [tuple(range(6 * i, 6 * i + 6)) for i in range(3)]
     first = [entry(i, prompt, 0, tables[i]) for i, prompt in enumerate(prompts)]
@@ -189,9 +183,7 @@ def test_log_probabilities_come_out_of_prepared_steps_too(llama):
 
 def test_padding_spoils_no_sequences_block(llama):
     """All blocks are given out; padded rows write to one beyond them."""
-    steps = Steps(
-        llama.folder, num_blocks=3, steps=StepSettings(captured=True, shapes=(StaticShape(4, 12),))
-    )
+    steps = Steps(llama.folder, num_blocks=3, steps=StepSettings(captured=True, shapes=(StaticShape(4, 12),)))
     got = list(steps.tokens(entry(1, PROMPT, 0, (0, 1, 2)))[0])
     for position in range(9, 12):
         got += steps.tokens(entry(1, (LAST_SAMPLED,), position))[0]
@@ -228,9 +220,7 @@ def test_a_steps_logits_are_the_eager_ones(tmp_path, family, head_dim):
     model, cache = loaded.model, loaded.cache
     eager = TorchForward(model, cache, num_blocks=cache.num_blocks - 1)
     step = DecodeStep(model, cache)
-    make_buffers = partial(
-        StepBuffers, block_size=4, spare_block=eager.num_blocks, device=torch.device("cpu")
-    )
+    make_buffers = partial(StepBuffers, block_size=4, spare_block=eager.num_blocks, device=torch.device("cpu"))
     shapes = (StaticShape(1, 60), StaticShape(3, 20))
     prepared = prepare_shapes(shapes, make_buffers, step.over, lambda replay: replay)
     found = compare_steps(StaticForward(eager, prepared), eager)

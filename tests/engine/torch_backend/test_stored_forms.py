@@ -33,9 +33,7 @@ def stored(model):
     return load_file(model.folder / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    "prefix", [{"model.": "language_model.model."}, {"model.": "model.language_model."}]
-)
+@pytest.mark.parametrize("prefix", [{"model.": "language_model.model."}, {"model.": "model.language_model."}])
 def test_a_wrapper_of_a_text_model_gives_the_text_models_output(make_model, tmp_path, prefix):
     model = make_model("Mistral")
     ((old, new),) = prefix.items()
@@ -212,21 +210,21 @@ def test_a_fused_matrix_of_another_size_is_refused(make_model, load):
 @pytest.mark.parametrize(
     ("family", "rope", "words"),
     [
-        (
-            "Llama", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0},
-            "a rope_theta above 1, not 1.0",
-        ),
+        ("Llama", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "a rope_theta above 1, not 1.0"),
         (
             "Phi3",
-            {"rope_type": "longrope", "factor": 2.0, "short_factor": ["x"] * 8,
-             "long_factor": [1.0] * 8, "original_max_position_embeddings": 64},
+            {
+                "rope_type": "longrope",
+                "factor": 2.0,
+                "short_factor": ["x"] * 8,
+                "long_factor": [1.0] * 8,
+                "original_max_position_embeddings": 64,
+            },
             "longrope needs a short_factor of 8 numbers",
         ),
     ],
-)  # fmt: skip
-def test_rotary_settings_that_compute_nothing_are_one_line(
-    make_model, tmp_path, family, rope, words
-):
+)
+def test_rotary_settings_that_compute_nothing_are_one_line(make_model, tmp_path, family, rope, words):
     model = make_model(family)
     folder = rewritten(model.folder, tmp_path / "m", stored(model), rope_parameters=rope)
     with pytest.raises(InputError, match=words):
@@ -263,10 +261,13 @@ def test_tensors_that_no_layer_reads_are_named(make_llama, tmp_path, load):
 def test_what_gemma_3_leaves_out_is_transformers_default():
     """The published 4B's text_config: heads, vocabulary and positions are not stated."""
     stated = {
-        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
-        "num_hidden_layers": 34, "sliding_window": 1024,
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-    }  # fmt: skip
+    }
     whole = transformers.Gemma3Config(text_config=dict(stated)).to_dict()
     config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
     found = spec_from_hf_config("m", config | {"text_config": stated})

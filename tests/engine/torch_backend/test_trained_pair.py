@@ -20,9 +20,7 @@ EVERY_BYTE_ALIKE = 257
 def perplexities(lengths="512", **settings):
     found = perplexity(PerplexitySettings(lengths=lengths, max_tokens=1024, **settings))
     return {
-        (scaling, length): score.perplexity
-        for scaling, rows in found.scores.items()
-        for length, score in rows.items()
+        (scaling, length): score.perplexity for scaling, rows in found.scores.items() for length, score in rows.items()
     }
 
 
@@ -40,10 +38,7 @@ def test_the_pair_is_small_and_its_weights_are_numbers_of_two_bytes():
             names = list(weights.keys())
             assert {weights.get_slice(each).get_dtype() for each in names} == {"BF16"}
     assert total < 4_000_000
-    assert (
-        "Python Software Foundation"
-        in (held_out_text(TARGET).parent / "LICENSE-PSF.txt").read_text()
-    )
+    assert "Python Software Foundation" in (held_out_text(TARGET).parent / "LICENSE-PSF.txt").read_text()
 
 
 def test_it_has_learnt_what_it_has_not_seen_and_reads_better_with_more_before(plain):
@@ -90,8 +85,6 @@ def test_it_is_the_default_where_text_matters_and_its_drafts_guesses_hold(tmp_pa
     assert base["quality"]["accepted_frac"] is None
     assert draft["quality"]["accepted_frac"] > 0.5
     assert draft["quality"]["agreement_frac"] == 1.0
-    asked = [
-        json.loads(line)["prompt"] for line in (out / "prompts.jsonl").read_text().splitlines()
-    ]
+    asked = [json.loads(line)["prompt"] for line in (out / "prompts.jsonl").read_text().splitlines()]
     assert {len(text) for text in asked} == {48}
     assert asked[0] == held_out_text(TARGET).read_text()[:48]

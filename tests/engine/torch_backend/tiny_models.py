@@ -30,17 +30,14 @@ FAMILIES: dict[str, dict[str, object]] = {
     "Mixtral": GATED | EXPERTS,
     "Qwen2": GATED,
     "Qwen3": GATED | {"head_dim": 16},
-    "Qwen3Moe": GATED
-    | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "Qwen3Moe": GATED | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "Falcon": FALCON,
     "Phi3": GATED | {"pad_token_id": 2},
     "Qwen2Moe": GATED
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 2},
     "Glm4Moe": GATED | SIGMOID | {"head_dim": 24, "use_qk_norm": True, "n_group": 1},
-    "GptOss": GATED
-    | EXPERTS
-    | {"intermediate_size": 64, "head_dim": 16, "sliding_window": 12, "swiglu_limit": 1.0},
+    "GptOss": GATED | EXPERTS | {"intermediate_size": 64, "head_dim": 16, "sliding_window": 12, "swiglu_limit": 1.0},
     "DeepseekV3": GATED | SIGMOID | {"num_key_value_heads": 4, "n_group": 2, "topk_group": 1} | MLA,
     "Gemma": GATED | {"head_dim": 32},
     "Gemma2": GATED | GEMMA | CAPS | {"final_logit_softcapping": 20.0},

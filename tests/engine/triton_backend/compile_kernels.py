@@ -18,10 +18,7 @@ BF16, F16, F32, I32, I64 = "*bf16", "*fp16", "*fp32", "*i32", "*i64"
 U8, I8, FP8 = "*u8", "*i8", "*fp8e4nv"
 HEADS = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128}
 CASES = {
-    "add_rms_norm_kernel": (
-        (BF16, BF16, BF16, BF16, "i32", "fp32"),
-        {"HAS_DELTA": True, "BLOCK": 4096},
-    ),
+    "add_rms_norm_kernel": ((BF16, BF16, BF16, BF16, "i32", "fp32"), {"HAS_DELTA": True, "BLOCK": 4096}),
     "turn_and_store_kernel": (
         (BF16, BF16, BF16, BF16, I64, BF16, BF16, BF16, "fp32"),
         HEADS | {"HAS_NORM": True, "BLOCK": 128},
@@ -38,9 +35,7 @@ CASES = {
 ATTENTION = CASES["paged_attention_kernel"][1]
 
 
-def attention(
-    values: str, pages: str | None = None, **changes: int
-) -> tuple[tuple[str, ...], dict[str, int]]:
+def attention(values: str, pages: str | None = None, **changes: int) -> tuple[tuple[str, ...], dict[str, int]]:
     """The attention of a step whose queries and pages hold such values."""
     cache = (values, pages or values, pages or values, I64, I64, F32, F32, F32)
     return (*cache, "i32", "i32", "i32", "fp32"), ATTENTION | changes
@@ -82,10 +77,7 @@ for name, rows, weight, scale in (
             | {"BLOCK_ROWS": block_rows, "SPLITS": splits},
         )
     if rounded:
-        CASES[f"round_rows_kernel {name}"] = (
-            (BF16, rows, F32, "i32", "fp32", "fp32"),
-            {"BLOCK": 16384},
-        )
+        CASES[f"round_rows_kernel {name}"] = ((BF16, rows, F32, "i32", "fp32", "fp32"), {"BLOCK": 16384})
 
 for name, (types, constants) in CASES.items():
     modules = (kernels, expert_kernels, gpu_kernels)

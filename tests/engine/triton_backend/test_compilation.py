@@ -24,9 +24,7 @@ def test_every_kernel_compiles_to_machine_code_for_an_h100(tmp_path):
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environ |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     script = Path(__file__).with_name("compile_kernels.py")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environ, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environ, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     made = [line.split("\t") for line in done.stdout.splitlines()]
     assert len({name.split(" ")[0] for name, _, _ in made}) == 9

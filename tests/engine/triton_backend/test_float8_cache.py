@@ -85,8 +85,7 @@ def test_the_same_memory_has_twice_the_blocks_of_bfloat16(tmp_path, monkeypatch)
     TinyModel(tmp_path, "Llama")
     monkeypatch.setattr("lmi_bench.engine.torch_backend.rank.free_memory_bytes", lambda _: 40 << 20)
     loaded = {
-        kind: TorchExecutor.load(tmp_path, LoadSettings(kv_dtype=kind, threads=1))
-        for kind in ("bfloat16", "float8")
+        kind: TorchExecutor.load(tmp_path, LoadSettings(kv_dtype=kind, threads=1)) for kind in ("bfloat16", "float8")
     }
     wide, narrow = loaded["bfloat16"], loaded["float8"]
     assert narrow.num_blocks // 2 == wide.num_blocks
@@ -98,9 +97,7 @@ def test_the_same_memory_has_twice_the_blocks_of_bfloat16(tmp_path, monkeypatch)
 
 @pytest.mark.skipif(not INTERPRETED, reason="about a machine without a GPU")
 def test_what_has_no_float8_cache_says_so_in_one_line(tmp_path):
-    back_end = choose_back_end(
-        EngineSection(kv_dtype="float8"), [tmp_path], degree=1, block_size=64
-    )
+    back_end = choose_back_end(EngineSection(kv_dtype="float8"), [tmp_path], degree=1, block_size=64)
     assert back_end.note == "step back end torch; not native, because a float8 cache is torch's"
     TinyModel(tmp_path, "Llama")
     settings = LoadSettings(kv_dtype="float8", num_blocks=4, steps=StepSettings(compiled=True))

@@ -37,11 +37,7 @@ pytestmark = [
 BLOCK = 16
 WITHOUT = ("Falcon", "GptOss", "DeepseekV3")
 GRAPHS = StepSettings(captured=True, most_sequences=8, max_tokens=256)
-STEPS = {
-    "eager": StepSettings(),
-    "graphs": GRAPHS,
-    "triton": replace(GRAPHS, kernels=TritonStep),
-}
+STEPS = {"eager": StepSettings(), "graphs": GRAPHS, "triton": replace(GRAPHS, kernels=TritonStep)}
 
 
 def on_gpu(folder, options, steps, **beside):
@@ -97,17 +93,13 @@ def test_300_steps_of_mixed_arrivals(tmp_path):
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("window", [12, None])
 @pytest.mark.parametrize("length", [33, 65, 96, 97])
-def test_shared_keys_under_a_mask_are_read_right_whatever_their_number(
-    tmp_path, name, window, length
-):
+def test_shared_keys_under_a_mask_are_read_right_whatever_their_number(tmp_path, name, window, length):
     """A prompt longer than its windows, and a later chunk, are masked; torch's attention had an
     error at 32 n + 1 keys."""
     model = TinyModel(tmp_path, "Mistral", sliding_window=window)
     requests = [([3 + (i * 37) % 200 for i in range(length)], 4, 0.0)]
     chunks = {} if window else {"chunked_prefill": True, "max_rolling_batch_prefill_tokens": 30}
-    outputs, _ = asyncio.run(
-        parity.generate(tmp_path, requests, load=loader(model, name), block_size=BLOCK, **chunks)
-    )
+    outputs, _ = asyncio.run(parity.generate(tmp_path, requests, load=loader(model, name), block_size=BLOCK, **chunks))
     parity.assert_equal_but_for_near_ties(model, requests, outputs)
 
 
@@ -136,15 +128,9 @@ def test_bfloat16_is_no_further_from_float32_than_transformers_is(tmp_path, fami
 def test_graphs_give_what_eager_steps_give_in_bfloat16(tmp_path, family):
     model = TinyModel(tmp_path, family)
     for name in ("graphs", "triton"):
-        if name == "triton" and unsupported(
-            spec_from_hf_config("tiny", read_config(model.folder)), BLOCK
-        ):
+        if name == "triton" and unsupported(spec_from_hf_config("tiny", read_config(model.folder)), BLOCK):
             continue
-        executor = on_gpu(
-            tmp_path,
-            LoadSettings(dtype="bfloat16", num_blocks=64, block_size=BLOCK),
-            STEPS[name],
-        )
+        executor = on_gpu(tmp_path, LoadSettings(dtype="bfloat16", num_blocks=64, block_size=BLOCK), STEPS[name])
         assert_graphs_agree(executor, name)
         asyncio.run(executor.close())
 
@@ -191,11 +177,7 @@ def test_a_checkpoint_keeps_its_bytes_and_gives_what_its_floats_give(tmp_path, k
 def test_graphs_of_quantized_weights_give_what_eager_steps_give(tmp_path, name, scheme):
     TinyModel(tmp_path, "Qwen3")
     settings = LoadSettings(
-        dtype="bfloat16",
-        num_blocks=64,
-        block_size=BLOCK,
-        kv_dtype="float8",
-        quantize=QuantizeSettings(scheme),
+        dtype="bfloat16", num_blocks=64, block_size=BLOCK, kv_dtype="float8", quantize=QuantizeSettings(scheme)
     )
     executor = on_gpu(tmp_path, settings, STEPS[name])
     assert_graphs_agree(executor, name)

@@ -38,15 +38,9 @@ def test_residuals_are_added_in_place_and_the_sum_is_normalised(features):
     x, delta, weight = random(3, features), random(3, features, seed=1), random(features, seed=2)
     expected = x + delta
     kept = x.clone()
-    close(
-        ops.add_rms_norm(x, delta, weight, 1e-5),
-        functional.rms_norm(expected, (features,), weight, 1e-5),
-    )
+    close(ops.add_rms_norm(x, delta, weight, 1e-5), functional.rms_norm(expected, (features,), weight, 1e-5))
     close(x, expected)
-    close(
-        ops.add_rms_norm(kept, None, weight, 1e-5),
-        functional.rms_norm(kept, (features,), weight, 1e-5),
-    )
+    close(ops.add_rms_norm(kept, None, weight, 1e-5), functional.rms_norm(kept, (features,), weight, 1e-5))
 
 
 @pytest.mark.parametrize(
@@ -61,9 +55,7 @@ def test_paged_attention_is_softmax_over_what_each_row_sees(heads, kv_heads, win
     order = torch.randperm(20, generator=torch.Generator().manual_seed(2), device="cpu")
     tables = order[:16].view(4, 4).to(torch.get_default_device())
     q = random(4, heads, head_dim, seed=3)
-    got = ops.paged_attention(
-        q, (keys, values), tables, torch.tensor(contexts) - 1, window=window, splits=splits
-    )
+    got = ops.paged_attention(q, (keys, values), tables, torch.tensor(contexts) - 1, window=window, splits=splits)
     for row, context in enumerate(contexts):
         first = 0 if window is None else max(0, context - window)
         seen = [
@@ -82,17 +74,13 @@ def test_a_page_is_read_in_tiles(monkeypatch):
     q, kv_heads, head_dim = random(2, 4, 24, seed=3), 2, 24
     small = random(8, kv_heads, 16, head_dim), random(8, kv_heads, 16, head_dim, seed=1)
     large = [
-        pages.view(2, 4, kv_heads, 16, head_dim).transpose(1, 2).reshape(2, kv_heads, 64, head_dim)
-        for pages in small
+        pages.view(2, 4, kv_heads, 16, head_dim).transpose(1, 2).reshape(2, kv_heads, 64, head_dim) for pages in small
     ]
     positions = torch.tensor([60, 17])
     for window, splits in ((None, 1), (None, 4), (20, 2)):
         got, expected = (
             ops.paged_attention(q, pages, tables, positions, window=window, splits=splits)
-            for pages, tables in (
-                (large, torch.tensor([[0], [1]])),
-                (small, torch.arange(8).view(2, 4)),
-            )
+            for pages, tables in ((large, torch.tensor([[0], [1]])), (small, torch.arange(8).view(2, 4)))
         )
         close(got, expected)
 
@@ -153,6 +141,9 @@ def test_each_pair_of_a_row_and_its_expert_is_computed_once(monkeypatch, rows, f
     expected = mlp.add(x, residual)
     mlp.grouped = grouped.StackedExperts(mlp)
     torch.testing.assert_close(mlp.add(x, residual), expected, rtol=1e-4, atol=1e-4)
-    base = {getattr(expert, name).weight.untyped_storage().data_ptr()
-            for expert in experts for name in ("gate", "up", "down")}  # fmt: skip
+    base = {
+        getattr(expert, name).weight.untyped_storage().data_ptr()
+        for expert in experts
+        for name in ("gate", "up", "down")
+    }
     assert len(base) == 2  # nothing is held twice

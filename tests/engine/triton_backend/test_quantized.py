@@ -40,9 +40,7 @@ def random(*size: int, seed: int = 0) -> torch.Tensor:
 def blocks_of_fp8(weight: torch.Tensor, block: int) -> rounding.QuantizedWeight:
     """A scale for each block of `block` inputs and as many outputs, as DeepSeek-V3 has them."""
     outputs, inputs = weight.shape
-    padded = functional.pad(weight, (0, 0, 0, -outputs % block)).view(
-        -1, block, inputs // block, block
-    )
+    padded = functional.pad(weight, (0, 0, 0, -outputs % block)).view(-1, block, inputs // block, block)
     scale = padded.abs().amax(dim=(1, 3)) / rounding.FP8_MAX
     scale = scale.repeat_interleave(block, 0)[:outputs]
     values = weight.view(outputs, -1, block) / scale[..., None]

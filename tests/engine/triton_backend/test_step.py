@@ -41,22 +41,14 @@ def plain_weights(monkeypatch):
 def test_greedy_tokens_are_those_of_transformers(tmp_path, plain_weights, family, changes):
     """Two sequences of different lengths, one of them over a page's border; a third row pads."""
     model = TinyModel(tmp_path, family, **changes)
-    steps = Steps(
-        tmp_path,
-        block_size=16,
-        steps=StepSettings(kernels=TritonStep, shapes=(StaticShape(3, 32),)),
-    )
+    steps = Steps(tmp_path, block_size=16, steps=StepSettings(kernels=TritonStep, shapes=(StaticShape(3, 32),)))
     prompts = (PROMPT + PROMPT[:5], PROMPT[:3])
     got = [
         list(tokens)
-        for tokens in steps.tokens(
-            *(entry(i, prompt, 0, (2 * i, 2 * i + 1)) for i, prompt in enumerate(prompts))
-        )
+        for tokens in steps.tokens(*(entry(i, prompt, 0, (2 * i, 2 * i + 1)) for i, prompt in enumerate(prompts)))
     ]
     for done in range(2):
-        step = steps.tokens(
-            *(entry(i, (LAST_SAMPLED,), len(prompt) + done) for i, prompt in enumerate(prompts))
-        )
+        step = steps.tokens(*(entry(i, (LAST_SAMPLED,), len(prompt) + done) for i, prompt in enumerate(prompts)))
         for tokens, new in zip(got, step, strict=True):
             tokens.extend(new)
     forward = steps.executor._ranks.runner._forward
@@ -66,24 +58,16 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, plain_weights, family
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-def test_decode_rows_beside_a_prompt_run_in_their_prepared_shape(
-    tmp_path, plain_weights, monkeypatch, logprobs
-):
+def test_decode_rows_beside_a_prompt_run_in_their_prepared_shape(tmp_path, plain_weights, monkeypatch, logprobs):
     """Prompt, decode, chunk without a token, decode: each gets its own tokens, in that order."""
     model = TinyModel(tmp_path, "Qwen3")
-    steps = Steps(
-        tmp_path,
-        block_size=16,
-        steps=StepSettings(kernels=TritonStep, shapes=(StaticShape(3, 32),)),
-    )
+    steps = Steps(tmp_path, block_size=16, steps=StepSettings(kernels=TritonStep, shapes=(StaticShape(3, 32),)))
     sampling = SamplingParams(logprobs=logprobs)
     first, second, third, fourth = PROMPT + PROMPT[:5], PROMPT[:3], PROMPT[::-1], PROMPT[4:]
     steps.tokens(entry(0, first, 0, (0, 1)), entry(1, second, 0, (2, 3)))
     forward, seen = steps.executor._ranks.runner._forward, []
     logits = forward._otherwise.logits
-    monkeypatch.setattr(
-        forward._otherwise, "logits", lambda rows: seen.append(len(rows)) or logits(rows)
-    )
+    monkeypatch.setattr(forward._otherwise, "logits", lambda rows: seen.append(len(rows)) or logits(rows))
     got = steps.tokens(
         entry(2, third, 0, (4, 5), sampling=sampling),
         entry(0, (LAST_SAMPLED,), len(first), sampling=sampling),
@@ -94,18 +78,10 @@ def test_decode_rows_beside_a_prompt_run_in_their_prepared_shape(
     got += steps.tokens(entry(3, fourth[2:], 2))
     asyncio.run(steps.executor.close())
     expected = [model.greedy(prompt, 2).token_ids for prompt in (third, first, second, fourth)]
-    assert got == [
-        (expected[0][0],),
-        (expected[1][1],),
-        (),
-        (expected[2][1],),
-        (expected[3][0],),
-    ]
+    assert got == [(expected[0][0],), (expected[1][1],), (), (expected[2][1],), (expected[3][0],)]
 
 
-def test_a_kernel_that_asks_too_much_of_a_gpu_names_another_back_end(
-    tmp_path, plain_weights, monkeypatch
-):
+def test_a_kernel_that_asks_too_much_of_a_gpu_names_another_back_end(tmp_path, plain_weights, monkeypatch):
     """Triton's own errors are no RuntimeErrors, as torch's are."""
 
     def too_large(*_, **__):
@@ -113,11 +89,7 @@ def test_a_kernel_that_asks_too_much_of_a_gpu_names_another_back_end(
 
     monkeypatch.setattr(ops, "paged_attention", too_large)
     TinyModel(tmp_path, "Llama")
-    steps = Steps(
-        tmp_path,
-        block_size=16,
-        steps=StepSettings(kernels=TritonStep, shapes=(StaticShape(1, 32),)),
-    )
+    steps = Steps(tmp_path, block_size=16, steps=StepSettings(kernels=TritonStep, shapes=(StaticShape(1, 32),)))
     steps.tokens(entry(0, PROMPT, 0, (0, 1)))
     with pytest.raises(EngineError, match="--backend torch --device cuda"):
         steps.tokens(entry(0, (LAST_SAMPLED,), len(PROMPT)))

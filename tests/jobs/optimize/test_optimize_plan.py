@@ -71,9 +71,7 @@ def test_number_formats_and_replicas_of_the_engine_count():
     """Twice the bytes a weight and a value, half of them a value, and all weights twice."""
 
     def of(**engine):
-        return memory_need(
-            RECIPE, SHAPE, "x", RECIPE.engine.model_copy(update=engine)
-        ).measure_bytes
+        return memory_need(RECIPE, SHAPE, "x", RECIPE.engine.model_copy(update=engine)).measure_bytes
 
     weights = 138.0e9
     assert of(dtype="float32") == pytest.approx(2 * (weights + CACHE_BYTES), rel=0.001)

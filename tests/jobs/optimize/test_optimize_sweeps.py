@@ -10,13 +10,7 @@ import pytest
 from lmi_bench.core.listener import SILENT
 from lmi_bench.jobs.optimize import run as optimize
 from lmi_bench.jobs.optimize.recipe import parse_recipe
-from lmi_bench.report.optimization import (
-    STAGES,
-    VariantMemory,
-    VariantQuality,
-    VariantResult,
-    optimization_tables,
-)
+from lmi_bench.report.optimization import STAGES, VariantMemory, VariantQuality, VariantResult, optimization_tables
 from tests.levels import level_of
 
 
@@ -52,8 +46,7 @@ def test_variants_are_swept_in_turn_and_judged_round_by_round(monkeypatch, tmp_p
     recipe = parse_recipe({"variants": [{"name": "int8", "engine": {"quantize": "int8"}}]})
     parts = SimpleNamespace(quantized=None)
     base, other = (
-        optimize.MeasuredVariant(name, recipe.engine, parts, [], [], None, {"sweep_s": 0.0})
-        for name in speed
+        optimize.MeasuredVariant(name, recipe.engine, parts, [], [], None, {"sweep_s": 0.0}) for name in speed
     )
     optimize._sweep_in_rounds(recipe, [base, other], tmp_path, SILENT)
     assert order == ["baseline", "int8", "int8", "baseline", "baseline", "int8"]
@@ -66,16 +59,13 @@ def test_variants_are_swept_in_turn_and_judged_round_by_round(monkeypatch, tmp_p
 
 def test_the_ratio_that_is_shown_is_that_of_the_highest_load():
     """Wherever the recipe names it, and although the first round had no valid level below it."""
-    base, other = (
-        optimize.MeasuredVariant(name, None, None, [], [], None, {}) for name in ("baseline", "a")
-    )
+    base, other = (optimize.MeasuredVariant(name, None, None, [], [], None, {}) for name in ("baseline", "a"))
     for each, speed in ((base, 1.0), (other, 2.0)):
         for number in range(2):
             levels = [
-                level_of(concurrency=users, throughput_tokens_per_s=tokens,
-                         valid=users == 8 or number == 1)
+                level_of(concurrency=users, throughput_tokens_per_s=tokens, valid=users == 8 or number == 1)
                 for users, tokens in ((8, 100.0), (1, 50.0 * speed))
-            ]  # fmt: skip
+            ]
             each.rounds.append(SimpleNamespace(levels=levels))
     assert list(optimize._ratios(base, other)) == ["concurrency 1", "concurrency 8"]
 
@@ -84,9 +74,7 @@ def test_a_folder_of_a_round_is_no_other_variants_folder(monkeypatch, tmp_path):
     """With a single round, too: `a-model` is where the weights of `a` are saved."""
     names = []
     monkeypatch.setattr(optimize, "_sweep", lambda _, __, name, ___: names.append(name))
-    recipe = parse_recipe(
-        {"evaluate": {"rounds": 1}, "variants": [{"name": "a-model", "engine": {}}]}
-    )
+    recipe = parse_recipe({"evaluate": {"rounds": 1}, "variants": [{"name": "a-model", "engine": {}}]})
     parts = SimpleNamespace(quantized=None)
     each = optimize.MeasuredVariant("a-model", recipe.engine, parts, [], [], None, {"sweep_s": 0.0})
     optimize._sweep_in_rounds(recipe, [each], tmp_path, SILENT)
@@ -136,8 +124,4 @@ def test_a_ratio_is_not_shown_where_what_should_be_equal_differs_by_as_much():
     table = optimization_tables(marked)[0]
     column = [column.title for column in table.columns].index("tok/s against the baseline")
     shown = {row.cells[0].text: row.cells[column].text for row in table.rows}
-    assert {name for name, text in shown.items() if "not shown" in text} == {
-        "same",
-        "slower",
-        "ngram",
-    }
+    assert {name for name, text in shown.items() if "not shown" in text} == {"same", "slower", "ngram"}

@@ -52,15 +52,8 @@ def test_names_of_earlier_releases_mean_the_same(stated, old, new):
 
 
 def test_settings_have_their_names_and_values_of_the_scenario(stated):
-    found = stated(
-        "--tp", "4", "--graphs", "off", "--quantize", "awq", "--router", "least-outstanding"
-    )  # fmt: skip
-    assert found == {
-        "tensor_parallel": 4,
-        "enforce_eager": True,
-        "quantize": "awq-int4",
-        "router": "least_outstanding",
-    }
+    found = stated("--tp", "4", "--graphs", "off", "--quantize", "awq", "--router", "least-outstanding")
+    assert found == {"tensor_parallel": 4, "enforce_eager": True, "quantize": "awq-int4", "router": "least_outstanding"}
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,7 @@ from lmi_bench.core.option import filled, stated
 from lmi_bench.jobs.recommend import recommend
 from lmi_bench.jobs.settings.bundled import GenerateSettings
 from lmi_bench.jobs.settings.deploy import DeploySettings
-from lmi_bench.jobs.settings.plan import (
-    CalibrateSettings,
-    PredictSettings,
-    ValidateSettings,
-)
+from lmi_bench.jobs.settings.plan import CalibrateSettings, PredictSettings, ValidateSettings
 from lmi_bench.jobs.settings.planning import PriceSettings
 from lmi_bench.jobs.settings.recommend import AxisSettings, RecommendSettings
 
@@ -24,11 +20,7 @@ LLAMA = {"model": "llama-2-7b", "instance": "ml.g5.2xlarge"}
 EQUAL = {**LLAMA, "input_tokens": 128, "output_tokens": 16}
 REC = Path("rec.json")
 ONE = RecommendSettings(
-    model="llama-2-7b",
-    input_tokens=128,
-    output_tokens=16,
-    instance=("ml.g5.2xlarge",),
-    tensor_parallel=(1,),
+    model="llama-2-7b", input_tokens=128, output_tokens=16, instance=("ml.g5.2xlarge",), tensor_parallel=(1,)
 )
 
 
@@ -59,9 +51,7 @@ def test_what_cannot_be_meant_is_refused_when_the_settings_are_made(kind, values
 
 
 def test_only_what_differs_from_its_default_counts_as_stated():
-    settings = RecommendSettings(
-        price_list=PriceSettings(platform="ec2"), axes=AxisSettings(graphs="on")
-    )
+    settings = RecommendSettings(price_list=PriceSettings(platform="ec2"), axes=AxisSettings(graphs="on"))
     assert [each.name for each in stated(settings)] == ["graphs", "platform"]
     assert list(stated(RecommendSettings())) == []
 

@@ -63,9 +63,7 @@ def sweep(folder, target, load, slo=(), resume_after=None):
 
 def test_a_search_finds_the_users_that_ten_slots_answer_in_three_seconds(tmp_path):
     """From 31 users on someone waits a fourth second, from 34 on more than a tenth do."""
-    run, answer = sweep(
-        tmp_path / "run", Slots(10), {"search": "concurrency"}, slo=["e2e_p90<=3.05s"]
-    )
+    run, answer = sweep(tmp_path / "run", Slots(10), {"search": "concurrency"}, slo=["e2e_p90<=3.05s"])
     assert 30 <= answer.value <= 33
     assert answer.value < answer.first_breach <= 34
     assert run.levels[0].load.concurrency == 4
@@ -95,12 +93,7 @@ def test_a_search_over_rates_finds_the_capacity(tmp_path):
 
 
 def test_refusals_do_not_end_a_search(tmp_path):
-    _, answer = sweep(
-        tmp_path / "run",
-        Slots(100, refuse_above=20),
-        {"search": "concurrency"},
-        slo=["e2e_p90<=5s"],
-    )
+    _, answer = sweep(tmp_path / "run", Slots(100, refuse_above=20), {"search": "concurrency"}, slo=["e2e_p90<=5s"])
     assert answer.value <= 22
     assert answer.boundary == "cliff"
 
@@ -115,9 +108,7 @@ def test_auto_levels_stop_when_the_slots_are_full(tmp_path):
 def test_auto_levels_go_on_to_where_the_slo_breaks(tmp_path):
     """The curve first, by doubling; then between its levels. From 34 users on a tenth of the
     answers take 4 s."""
-    run, answer = sweep(
-        tmp_path / "run", Slots(10), {"concurrency": "auto"}, slo=["e2e_p90<=3.05s"]
-    )
+    run, answer = sweep(tmp_path / "run", Slots(10), {"concurrency": "auto"}, slo=["e2e_p90<=3.05s"])
     loads = [line.load.concurrency for line in run.levels]
     assert loads[:6] == [1, 2, 4, 8, 16, 32]
     assert 30 <= answer.value <= 33
@@ -181,10 +172,7 @@ def test_levels_are_numbers_or_auto():
 
 def test_slos_that_pick_the_levels_are_part_of_what_is_resumed():
     plain = [parse_scenario({"slo": slo}).hash() for slo in ((), ("ttft_p90<=1s",))]
-    auto = [
-        parse_scenario({"slo": slo, "load": {"concurrency": "auto"}}).hash()
-        for slo in ((), ("ttft_p90<=1s",))
-    ]
+    auto = [parse_scenario({"slo": slo, "load": {"concurrency": "auto"}}).hash() for slo in ((), ("ttft_p90<=1s",))]
     assert plain[0] == plain[1]
     assert auto[0] != auto[1]
 

@@ -58,10 +58,7 @@ def test_the_first_level_is_begun_however_little_time_there_is():
 
 def test_a_level_is_expected_to_gain_what_the_last_doubling_gained():
     """1 user: 1 request/s, 2 users: 1.5. Four should bring 2.25 a second: 12 take 5.33 s."""
-    lines = [
-        level_of(concurrency=1, requests=3, wall_s=3.0),
-        level_of(concurrency=2, requests=6, wall_s=4.0),
-    ]
+    lines = [level_of(concurrency=1, requests=3, wall_s=3.0), level_of(concurrency=2, requests=6, wall_s=4.0)]
     spec = LevelSpec(2, Load(concurrency=4), num_requests=12)
     assert likely_level_s(spec, lines) == pytest.approx(12 / 2.25)
     assert likely_level_s(LevelSpec(2, Load(concurrency=4), duration_s=2.0), lines) == 2.0
@@ -87,9 +84,7 @@ def test_a_level_of_a_slow_server_is_as_short_as_the_time_demands():
     assert TimeBox(None).shortened(first, lines) == first
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("1h", 3600.0)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("1h", 3600.0)])
 def test_a_time_is_seconds_minutes_or_hours(text, seconds):
     assert read_max_time(text) == seconds
 

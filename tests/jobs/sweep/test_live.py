@@ -55,11 +55,19 @@ def test_a_name_of_this_machine_is_answered(page, host):
 @pytest.mark.parametrize(
     "hosts",
     [
-        ["evil.example"], ["evil.example:8080"], ["127.0.0.1.evil.example"], ["localhost.evil"],
-        ["127.0.0.1@evil.example"], ["evil.example@127.0.0.1"], [""], [],
-        ["localhost", "evil.example"], ["192.168.0.2"], ["0.0.0.0"],
+        ["evil.example"],
+        ["evil.example:8080"],
+        ["127.0.0.1.evil.example"],
+        ["localhost.evil"],
+        ["127.0.0.1@evil.example"],
+        ["evil.example@127.0.0.1"],
+        [""],
+        [],
+        ["localhost", "evil.example"],
+        ["192.168.0.2"],
+        ["0.0.0.0"],
     ],
-)  # fmt: skip
+)
 def test_any_other_name_is_refused_whatever_it_asks_for(page, hosts):
     """DNS rebinding: a page of another site whose name points to 127.0.0.1 in the meantime."""
     for path in ("/", "/state"):
@@ -71,15 +79,19 @@ def test_any_other_name_is_refused_whatever_it_asks_for(page, hosts):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 200), ("GET", "/state", 200), ("GET", "/levels.jsonl", 404),
-        ("GET", "/../manifest.json", 404), ("GET", "/state/", 404),
-        ("GET", "http://localhost/", 404), ("POST", "/", 405), ("HEAD", "/", 405),
-        ("OPTIONS", "/state", 405), ("DELETE", "/", 405),
+        ("GET", "/", 200),
+        ("GET", "/state", 200),
+        ("GET", "/levels.jsonl", 404),
+        ("GET", "/../manifest.json", 404),
+        ("GET", "/state/", 404),
+        ("GET", "http://localhost/", 404),
+        ("POST", "/", 405),
+        ("HEAD", "/", 405),
+        ("OPTIONS", "/state", 405),
+        ("DELETE", "/", 405),
     ],
-)  # fmt: skip
-def test_two_paths_are_known_and_read_only_and_no_other_site_may_read_them(
-    page, method, path, status
-):
+)
+def test_two_paths_are_known_and_read_only_and_no_other_site_may_read_them(page, method, path, status):
     found, headers, _ = answer(page[1], path, method=method)
     assert found == status
     assert headers["Access-Control-Allow-Origin"] is None
@@ -135,11 +147,12 @@ def test_the_page_shows_each_level_that_has_ended_and_ctrl_c_leaves_the_file(tmp
         load = ("--isl", "8", "--osl", "16", "--concurrency", "32,1", "--requests-per-level")
         sweep = subprocess.Popen(
             command("sweep", ONCE, "--target", url, *load, "256", "--live", "--out", out),
-            env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        port = int(
-            re.fullmatch(r"live report: http://127\.0\.0\.1:(\d+)/\n", sweep.stderr.readline())[1]
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
+        port = int(re.fullmatch(r"live report: http://127\.0\.0\.1:(\d+)/\n", sweep.stderr.readline())[1])
         limit_s = time.monotonic() + 60
         while 'title="concurrency 32"' not in (body := answer(port)[2]):
             assert sweep.poll() is None

@@ -96,9 +96,7 @@ def test_a_level_that_the_money_cut_short_says_so_and_not_only_that_its_time_was
     rule = spend.levels(in_order(LEVELS))
     clock.now_s += rule([]).duration_s
     spend.summarise(lambda spec: replace(line_of(spec), stopped_by="duration"))(LEVELS[0])
-    assert notes == [
-        "concurrency 1 was cut short: the 5 USD of --max-spend are used up at 3600.00 USD an hour"
-    ]
+    assert notes == ["concurrency 1 was cut short: the 5 USD of --max-spend are used up at 3600.00 USD an hour"]
 
 
 def test_a_level_hands_out_nothing_once_the_money_is_gone():

@@ -53,10 +53,7 @@ def events(*objects, done=True):
 
 
 def completion(text, reason=None):
-    return {
-        "object": "text_completion",
-        "choices": [{"index": 0, "text": text, "finish_reason": reason}],
-    }
+    return {"object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": reason}]}
 
 
 def chat(delta, reason=None):
@@ -269,10 +266,7 @@ def test_a_missing_key_is_asked_for_and_a_given_one_is_sent():
     def locked(body):
         return says({"error": "Unauthorized"}, 401)(body)
 
-    with (
-        playing({("GET", "/v1/models"): locked}) as (url, asked),
-        pytest.raises(InputError, match="--api-key"),
-    ):
+    with playing({("GET", "/v1/models"): locked}) as (url, asked), pytest.raises(InputError, match="--api-key"):
         found_at(url, headers={"Authorization": "Bearer k"})
     assert all(headers["Authorization"] == "Bearer k" for *_, headers in asked)
 
@@ -430,14 +424,9 @@ RESPONSE = [
 
 @pytest.mark.parametrize(
     ("protocol", "path", "stream", "forces"),
-    [
-        ("anthropic", "/v1/messages", MESSAGE, False),
-        ("openai-responses", "/v1/responses", RESPONSE, True),
-    ],
+    [("anthropic", "/v1/messages", MESSAGE, False), ("openai-responses", "/v1/responses", RESPONSE, True)],
 )
-def test_an_api_that_servers_have_beside_openais_is_used_only_if_it_is_named(
-    protocol, path, stream, forces
-):
+def test_an_api_that_servers_have_beside_openais_is_used_only_if_it_is_named(protocol, path, stream, forces):
     routes = {
         ("GET", "/v1/models"): says({"data": [{"id": "m", "type": "model"}]}),
         ("POST", path): lambda _: (200, "text/event-stream", events(*stream, done=False)),

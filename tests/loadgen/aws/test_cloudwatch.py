@@ -89,14 +89,8 @@ def test_a_level_gets_the_minutes_that_it_touches(aws):
 def test_a_component_is_asked_for_by_its_own_dimension(aws):
     _, asked = read(aws, known, [timed(0, 1, at(0), at(1))], component="ic-1")
     metrics = [query["MetricStat"]["Metric"] for query in asked[0]["MetricDataQueries"]]
-    assert all(
-        metric["Dimensions"] == [{"Name": "InferenceComponentName", "Value": "ic-1"}]
-        for metric in metrics
-    )
-    assert {metric["Namespace"] for metric in metrics} == {
-        "AWS/SageMaker",
-        "/aws/sagemaker/InferenceComponents",
-    }
+    assert all(metric["Dimensions"] == [{"Name": "InferenceComponentName", "Value": "ic-1"}] for metric in metrics)
+    assert {metric["Namespace"] for metric in metrics} == {"AWS/SageMaker", "/aws/sagemaker/InferenceComponents"}
 
 
 def test_levels_that_share_a_minute_are_told_so(aws):
@@ -124,11 +118,7 @@ def test_lines_without_wall_clock_times_have_no_span():
 
 
 def one_minute(metric, statistic, start, _end):
-    values = {
-        ("Invocations", "Sum"): 4.0,
-        ("ModelLatency", "Sum"): 80e3,
-        ("ModelLatency", "SampleCount"): 4.0,
-    }
+    values = {("Invocations", "Sum"): 4.0, ("ModelLatency", "Sum"): 80e3, ("ModelLatency", "SampleCount"): 4.0}
     value = values.get((metric, statistic))
     return {} if value is None else {start: value}
 

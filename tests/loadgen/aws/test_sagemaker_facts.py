@@ -24,12 +24,7 @@ ENVIRONMENT = {
 
 
 def variant(name="AllTraffic", weight=1.0, count=2):
-    return {
-        "VariantName": name,
-        "CurrentWeight": weight,
-        "CurrentInstanceCount": count,
-        "DesiredInstanceCount": count,
-    }
+    return {"VariantName": name, "CurrentWeight": weight, "CurrentInstanceCount": count, "DesiredInstanceCount": count}
 
 
 def planned(name="AllTraffic", instance_type="ml.g5.2xlarge", **more):
@@ -85,9 +80,7 @@ SESSION = boto3.Session()  # it reads the service descriptions once
 
 
 def client(name):
-    return SESSION.client(
-        name, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="y"
-    )
+    return SESSION.client(name, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="y")
 
 
 def described(*replies, targets=(), policies=(), scaling_error=None, region="us-east-1", **asked):
@@ -98,9 +91,7 @@ def described(*replies, targets=(), policies=(), scaling_error=None, region="us-
         if scaling_error:
             scaling_stub.add_client_error("describe_scalable_targets", scaling_error)
         else:
-            scaling_stub.add_response(
-                "describe_scalable_targets", {"ScalableTargets": list(targets)}
-            )
+            scaling_stub.add_response("describe_scalable_targets", {"ScalableTargets": list(targets)})
         for policy in policies:
             scaling_stub.add_response("describe_scaling_policies", {"ScalingPolicies": [policy]})
         session = Session({"sagemaker": sagemaker, "application-autoscaling": scaling})
@@ -155,12 +146,7 @@ def test_scaling_and_routing_are_read_and_warned_of():
     )
     assert found.facts["routing"] == "LEAST_OUTSTANDING_REQUESTS"
     assert found.facts["autoscaling"] == [
-        {
-            "resource": "endpoint/mine/variant/AllTraffic",
-            "min": 1,
-            "max": 4,
-            "policies": [{"TargetValue": 5.0}],
-        }
+        {"resource": "endpoint/mine/variant/AllTraffic", "min": 1, "max": 4, "policies": [{"TargetValue": 5.0}]}
     ]
     assert any("scales by itself" in note for note in found.notes)
 
@@ -173,10 +159,7 @@ def test_scaling_that_may_not_be_read_is_left_out():
 def test_the_heaviest_variant_stands_for_the_endpoint_unless_one_is_named():
     replies = (
         ("describe_endpoint", endpoint(variant("a", 0.2), variant("b", 0.8, count=3))),
-        (
-            "describe_endpoint_config",
-            config(planned("a", "ml.g5.xlarge"), planned("b", "ml.g5.12xlarge")),
-        ),
+        ("describe_endpoint_config", config(planned("a", "ml.g5.xlarge"), planned("b", "ml.g5.12xlarge"))),
         ("describe_model", MODEL),
     )
     assert described(*replies).facts["instance"] == "ml.g5.12xlarge"
@@ -190,15 +173,10 @@ def test_variants_that_share_the_requests_are_all_paid_for():
     """One ml.g5.xlarge and three ml.g5.12xlarge; who names one of them pays for that."""
     replies = (
         ("describe_endpoint", endpoint(variant("a", 0.2, count=1), variant("b", 0.8, count=3))),
-        (
-            "describe_endpoint_config",
-            config(planned("a", "ml.g5.xlarge"), planned("b", "ml.g5.12xlarge")),
-        ),
+        ("describe_endpoint_config", config(planned("a", "ml.g5.xlarge"), planned("b", "ml.g5.12xlarge"))),
         ("describe_model", MODEL),
     )
-    small, large = (
-        find_instance(f"ml.g5.{size}").price_usd_per_hour for size in ("xlarge", "12xlarge")
-    )
+    small, large = (find_instance(f"ml.g5.{size}").price_usd_per_hour for size in ("xlarge", "12xlarge"))
     found = described(*replies)
     assert found.price_usd_per_hour == pytest.approx(small + 3 * large)
     assert "1 other variant" in found.notes[0]
@@ -218,10 +196,7 @@ COMPONENT = {
             "DeployedImage": {"SpecifiedImage": "x/vllm:0.27"},
             "Environment": {"SM_VLLM_MODEL": "m", "HF_MODEL_ID": "other"},
         },
-        "ComputeResourceRequirements": {
-            "MinMemoryRequiredInMb": 1024,
-            "NumberOfAcceleratorDevicesRequired": 2.0,
-        },
+        "ComputeResourceRequirements": {"MinMemoryRequiredInMb": 1024, "NumberOfAcceleratorDevicesRequired": 2.0},
     },
 }
 

@@ -43,9 +43,7 @@ def aws_environment(monkeypatch, tmp_path):
 
 def boto3_client(url):
     return boto3.Session().client(  # the default session would keep the first credentials
-        "sagemaker-runtime",
-        endpoint_url=url,
-        config=Config(retries={"total_max_attempts": 1}, read_timeout=10),
+        "sagemaker-runtime", endpoint_url=url, config=Config(retries={"total_max_attempts": 1}, read_timeout=10)
     )
 
 
@@ -71,11 +69,7 @@ def with_ours(url, request=REQUEST, *, stream=True, protocol="lmi", **invocation
     async def main():
         access = open_aws_access(url)
         target = SageMakerTarget(
-            access,
-            Invocation("mine", **invocation),
-            find_format(protocol),
-            model="toy",
-            stream=stream,
+            access, Invocation("mine", **invocation), find_format(protocol), model="toy", stream=stream
         )
         async with target:
             await target.open_level(1)
@@ -83,9 +77,7 @@ def with_ours(url, request=REQUEST, *, stream=True, protocol="lmi", **invocation
                 exchange = await target.send(request)
             except TargetError as exc:
                 return exc, ""
-            measured = await measure(
-                Resolved(target).send, request, asyncio.get_running_loop().time()
-            )
+            measured = await measure(Resolved(target).send, request, asyncio.get_running_loop().time())
             return measured.record(), exchange.text
 
     return run_on_sockets(main())
@@ -153,9 +145,7 @@ def test_a_full_container_is_overloaded_behind_424(stream):
 
         async def main():
             access = open_aws_access(url)
-            target = SageMakerTarget(
-                access, Invocation("mine"), find_format("lmi"), model="toy", stream=stream
-            )
+            target = SageMakerTarget(access, Invocation("mine"), find_format("lmi"), model="toy", stream=stream)
             async with target:
                 await target.open_level(2)
                 running = asyncio.create_task(target.send(REQUEST))
@@ -224,17 +214,14 @@ def test_component_variant_and_attributes_travel_as_boto3_sends_them():
                 CustomAttributes="a=b",
             )
             invocation = Invocation("mine", "ic-1", "blue", "a=b")
-            target = SageMakerTarget(
-                open_aws_access(url), invocation, find_format("lmi"), model="m", stream=False
-            )
+            target = SageMakerTarget(open_aws_access(url), invocation, find_format("lmi"), model="m", stream=False)
             async with target:
                 await target.send(REQUEST)
             seen.extend(server.requests)
 
     run_on_sockets(main())
     theirs, ours = (
-        dict(line.split(b": ", 1) for line in request.split(b"\r\n\r\n")[0].split(b"\r\n")[1:])
-        for request in seen
+        dict(line.split(b": ", 1) for line in request.split(b"\r\n\r\n")[0].split(b"\r\n")[1:]) for request in seen
     )
 
     def named(headers):
@@ -253,9 +240,7 @@ def test_throttling_by_sagemaker_itself_is_its_own_bucket():
         async with serving(lambda number: [reply]) as server:
             url = f"http://127.0.0.1:{server.port}"
             failure = await asyncio.to_thread(with_boto3, url, b"{}", stream=True)
-            target = SageMakerTarget(
-                open_aws_access(url), Invocation("mine"), find_format("lmi"), model="m"
-            )
+            target = SageMakerTarget(open_aws_access(url), Invocation("mine"), find_format("lmi"), model="m")
             async with target:
                 with pytest.raises(TargetError) as caught:
                     await target.send(REQUEST)

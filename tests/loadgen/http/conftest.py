@@ -19,7 +19,5 @@ def certificate(tmp_path_factory):
     options = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
     options += ["-nodes", "-days", "2"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run(
-        [openssl, *options, "-keyout", key, "-out", cert, *names], check=True, capture_output=True
-    )
+    subprocess.run([openssl, *options, "-keyout", key, "-out", cert, *names], check=True, capture_output=True)
     return key, cert

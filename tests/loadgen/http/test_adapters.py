@@ -27,10 +27,7 @@ def drawn(shares, seed, numbers, **more):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_level_has_each_adapter_exactly_as_often_as_its_share_asks(shares, num_requests, seed):
     total = sum(Fraction(share).limit_denominator(100) for share in shares.values())
-    expected = {
-        name: num_requests * Fraction(share).limit_denominator(100) / total
-        for name, share in shares.items()
-    }
+    expected = {name: num_requests * Fraction(share).limit_denominator(100) / total for name, share in shares.items()}
     assert Counter(drawn(shares, seed, range(num_requests))) == expected
 
 
@@ -52,10 +49,9 @@ def test_the_order_is_of_the_seed_and_of_no_worker():
 def test_a_conversation_keeps_its_adapter_and_conversations_have_exact_shares():
     draw = AdapterDraw({"a": 0.25, "b": 0.75}, 0)
     turns = {
-        session: {draw(PlannedRequest(9 * session + turn, 0.0, 1, 1, session=session, turn=turn))
-                  for turn in range(9)}
+        session: {draw(PlannedRequest(9 * session + turn, 0.0, 1, 1, session=session, turn=turn)) for turn in range(9)}
         for session in range(40)
-    }  # fmt: skip
+    }
     assert Counter(name for (name,) in turns.values()) == {"a": 10, "b": 30}
 
 

@@ -75,10 +75,7 @@ def test_of_addresses_that_nobody_serves_one_is_left_to_say_why(monkeypatch):
 
 def test_a_name_that_stands_for_nobody_fails_where_it_is_connected_to(monkeypatch):
     async def main():
-        async with (
-            fleet(monkeypatch, named=(NOBODY, "127.0.0.5")) as (port, _),
-            target_of(port) as target,
-        ):
+        async with fleet(monkeypatch, named=(NOBODY, "127.0.0.5")) as (port, _), target_of(port) as target:
             with pytest.raises(TargetError, match="cannot connect to fleet"):
                 await target.send(REQUEST)
 
@@ -90,10 +87,7 @@ def test_each_address_gets_its_share(monkeypatch, connections):
     """Eight requests, four at once: four on each machine."""
 
     async def main():
-        async with (
-            fleet(monkeypatch) as (port, servers),
-            target_of(port, connections=connections) as target,
-        ):
+        async with fleet(monkeypatch) as (port, servers), target_of(port, connections=connections) as target:
             await target.open_level(4)
             for _ in range(2):
                 await asyncio.gather(*(target.send(REQUEST) for _ in range(4)))

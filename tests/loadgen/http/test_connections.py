@@ -16,16 +16,7 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.wire.format import find_format
-from tests.faults.misbehaving import (
-    DONE,
-    LAST_CHUNK,
-    REQUEST,
-    STREAM_HEAD,
-    chunk,
-    event,
-    good_answer,
-    serving,
-)
+from tests.faults.misbehaving import DONE, LAST_CHUNK, REQUEST, STREAM_HEAD, chunk, event, good_answer, serving
 from tests.loadgen.sending import measure
 
 ANSWER_S = 0.1
@@ -42,9 +33,7 @@ def at_once(connections, *, requests):
                 await target.open_level(requests)
                 opened = server.connections
                 now_s = asyncio.get_running_loop().time()
-                found = await asyncio.gather(
-                    *(measure(Resolved(target).send, REQUEST, now_s) for _ in range(requests))
-                )
+                found = await asyncio.gather(*(measure(Resolved(target).send, REQUEST, now_s) for _ in range(requests)))
                 again = await measure(Resolved(target).send, REQUEST, now_s)
                 records = [each.record() for each in (*found, again)]
         return records, server, opened

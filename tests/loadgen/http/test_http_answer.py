@@ -47,8 +47,7 @@ def _decode(reads, *, kernel_time=None, signals=None, whole=True):
 def test_any_cut_gives_the_same_answer_with_the_times_of_the_completing_reads(cuts):
     edges = [0, *sorted(cuts), len(ANSWER)]
     reads = [
-        (second * 10**9, None, ANSWER[start:end], 0)
-        for second, (start, end) in enumerate(pairwise(edges), start=1)
+        (second * 10**9, None, ANSWER[start:end], 0) for second, (start, end) in enumerate(pairwise(edges), start=1)
     ]
     signals = ReceiveSignals()
     exchange = _decode(reads, signals=signals)
@@ -78,9 +77,7 @@ def test_any_bytes_end_in_a_target_error_and_never_in_another(noise):
 def test_kernel_times_replace_user_times_and_the_difference_is_noted():
     reads = [(2_000_000_000, b"k", good_answer(), 0)]
     signals = ReceiveSignals()
-    exchange = _decode(
-        reads, kernel_time=lambda control, user_ns: user_ns - 500_000_000, signals=signals
-    )
+    exchange = _decode(reads, kernel_time=lambda control, user_ns: user_ns - 500_000_000, signals=signals)
     assert exchange.token_times_s == (1.5, 1.5, 1.5)
     assert list(signals.delays_s) == [0.5]
     assert signals.without_stamp == 0
@@ -102,8 +99,7 @@ def test_nothing_after_the_end_counts():
 
 
 @pytest.mark.parametrize(
-    ("reason", "kind"),
-    [("error", "server_error"), ("abort", "cancelled"), ("cancelled", "cancelled")],
+    ("reason", "kind"), [("error", "server_error"), ("abort", "cancelled"), ("cancelled", "cancelled")]
 )
 def test_an_answer_that_the_server_gave_up_is_a_failure(reason, kind):
     answer = STREAM_HEAD + chunk(event(" a", reason)) + chunk(DONE) + LAST_CHUNK
@@ -113,10 +109,7 @@ def test_an_answer_that_the_server_gave_up_is_a_failure(reason, kind):
 
 
 def _chat_stream(*deltas):
-    chunks = [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
-        for delta, reason in deltas
-    ]
+    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]} for delta, reason in deltas]
     frames = [b"data: " + json.dumps(part).encode() + b"\n\n" for part in chunks] + [DONE]
     return [STREAM_HEAD] + [chunk(frame) for frame in frames] + [LAST_CHUNK]
 
@@ -132,10 +125,7 @@ def test_the_first_token_of_the_answer_is_told_from_the_first_thought():
     )
     reads = [(i * 10**9, None, part, 0) for i, part in enumerate(parts, start=1)]
     exchange = decode_answer(
-        find_format("openai-chat"),
-        Received(reads, 200, 0, sent_ns=0),
-        kernel_time=None,
-        signals=ReceiveSignals(),
+        find_format("openai-chat"), Received(reads, 200, 0, sent_ns=0), kernel_time=None, signals=ReceiveSignals()
     )
     assert exchange.token_times_s == (3.0, 4.0, 5.0, 6.0)
     assert exchange.first_answer_s == 5.0
@@ -151,9 +141,7 @@ def test_an_answer_without_thoughts_has_one_first_token():
 
 def test_a_web_page_is_called_one_and_not_a_broken_stream():
     page = b"<html><body>Welcome to nginx</body></html>"
-    head = (
-        b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: 42\r\n\r\n"
-    )
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: 42\r\n\r\n"
     with pytest.raises(TargetError, match=r"a web page came .*Welcome to nginx") as caught:
         _decode([(1_000, None, head + page, 0)])
     assert caught.value.kind == "malformed_frame"
@@ -161,9 +149,7 @@ def test_a_web_page_is_called_one_and_not_a_broken_stream():
 
 def test_a_redirect_says_that_it_is_not_followed_and_a_page_is_one_short_line():
     body = b"<html>\n <h1>Moved</h1>\n" + b"x" * 900
-    head = b"HTTP/1.1 302 Found\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
+    head = b"HTTP/1.1 302 Found\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(body)
     with pytest.raises(TargetError, match="HTTP 302: a redirect, which is not followed") as caught:
         _decode([(1_000, None, head + body, 0)])
     assert "\n" not in str(caught.value)
@@ -216,9 +202,7 @@ def test_a_model_that_changes_in_mid_run_is_seen_where_answers_name_it(protocol)
 
 def test_each_adapter_has_a_name_of_its_own_and_workers_compare_theirs():
     first, second, third = ReceiveSignals(), ReceiveSignals(), ReceiveSignals()
-    for signals, adapter, model in (
-        (first, None, "m"), (first, "a", "a"), (second, "b", "b"), (third, "a", "other"),
-    ):  # fmt: skip
+    for signals, adapter, model in ((first, None, "m"), (first, "a", "a"), (second, "b", "b"), (third, "a", "other")):
         _answer_of("openai", model, signals, adapter)
     assert (first + second).other_model == ""
     assert (first + second + third).other_model == "'other', the run's first of 'a'"
@@ -275,9 +259,7 @@ def test_nothing_that_a_reply_holds_ends_more_than_its_request(name, status, str
                 head = b"HTTP/1.1 %d .\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
                 received = Received([(1, None, head + body, 0)], status, 0, sent_ns=0)
                 with contextlib.suppress(TargetError):
-                    decode_answer(
-                        form, received, kernel_time=None, signals=ReceiveSignals(), stream=stream
-                    )
+                    decode_answer(form, received, kernel_time=None, signals=ReceiveSignals(), stream=stream)
 
 
 class _Failures:

@@ -268,12 +268,8 @@ def _over_tls(certificate, *, trusted: bool):
     async def main():
         server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=server_context)
         url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
-        async with HttpTarget(
-            url, OPENAI, model="m", cacert=str(cert) if trusted else None
-        ) as target:
-            records = [
-                (await measure(Resolved(target).send, REQUEST, 0.0)).record() for _ in range(2)
-            ]
+        async with HttpTarget(url, OPENAI, model="m", cacert=str(cert) if trusted else None) as target:
+            records = [(await measure(Resolved(target).send, REQUEST, 0.0)).record() for _ in range(2)]
         server.close()
         return records
 
@@ -391,9 +387,7 @@ def test_the_tokenizer_counts_where_the_server_does_not_and_only_there():
     chunks = STREAM_HEAD + chunk(event(" abc")) + chunk(event(" de", "length"))
     end = chunk(DONE) + LAST_CHUNK
     counter = pickle.loads(pickle.dumps(TextCounter(Letters())))  # as worker processes get it
-    silent, stated = records_of(
-        [chunks + end], [chunks + chunk(usage(4, 4)) + end], count_tokens=counter
-    )[0]
+    silent, stated = records_of([chunks + end], [chunks + chunk(usage(4, 4)) + end], count_tokens=counter)[0]
     assert (silent.output_tokens, silent.exchange.token_counts) == (7, (1, 1))
     assert stated.output_tokens == 4
     assert records_of([chunks + end])[0][0].output_tokens == 2
@@ -401,11 +395,7 @@ def test_the_tokenizer_counts_where_the_server_does_not_and_only_there():
 
 @pytest.mark.parametrize(
     ("stated", "counter", "named"),
-    [
-        (True, TextCounter(Letters()), "server"),
-        (False, TextCounter(Letters()), "tokenizer"),
-        (False, None, "chunks"),
-    ],
+    [(True, TextCounter(Letters()), "server"), (False, TextCounter(Letters()), "tokenizer"), (False, None, "chunks")],
 )
 def test_a_level_names_who_counted_its_tokens(stated, counter, named):
     counts = chunk(usage(4, 1)) if stated else b""

@@ -24,17 +24,7 @@ from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import receiver_of, run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.format import find_format
-from tests.faults.misbehaving import (
-    DONE,
-    LAST_CHUNK,
-    REQUEST,
-    STREAM_HEAD,
-    chunk,
-    event,
-    good_answer,
-    serving,
-    usage,
-)
+from tests.faults.misbehaving import DONE, LAST_CHUNK, REQUEST, STREAM_HEAD, chunk, event, good_answer, serving, usage
 
 CHOICE = choose_receive("auto")
 pytestmark = pytest.mark.skipif(CHOICE.library is None, reason=f"receiver: {CHOICE.note}")
@@ -83,14 +73,16 @@ def conversation(pieces, *, native: bool, requests: int = 1):
             assert connection.reads[-2:] == reads[-2:]
             assert all(sent_ns <= user_ns <= time.monotonic_ns() for user_ns, _, _, _ in reads)
             assert all(bound_ns <= user_ns for user_ns, _, _, bound_ns in reads)
-            seen.append((
-                [data for _, _, data, _ in reads],
-                [control is not None and len(control) for _, control, _, _ in reads],
-                connection.num_bytes,
-                connection.status,
-                connection.reusable,
-                error,
-            ))  # fmt: skip
+            seen.append(
+                (
+                    [data for _, _, data, _ in reads],
+                    [control is not None and len(control) for _, control, _, _ in reads],
+                    connection.num_bytes,
+                    connection.status,
+                    connection.reusable,
+                    error,
+                )
+            )
         await asyncio.sleep(0.002)
         left_open = connection.fd >= 0
         connection.close()
@@ -105,11 +97,7 @@ def conversation(pieces, *, native: bool, requests: int = 1):
             stamping.close()
 
 
-GOOD = [
-    STREAM_HEAD,
-    *map(chunk, (event(" a"), event(" b"), event(" c", "length"), DONE)),
-    LAST_CHUNK,
-]
+GOOD = [STREAM_HEAD, *map(chunk, (event(" a"), event(" b"), event(" c", "length"), DONE)), LAST_CHUNK]
 WHOLE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 SCRIPTS = {
     "event by event": GOOD,
@@ -129,7 +117,7 @@ SCRIPTS = {
     "asked to close": [GOOD[0][:-2] + b"Connection: close\r\n\r\n", *GOOD[1:]],
     "a large event": [STREAM_HEAD, chunk(event("x" * 50_000)), chunk(DONE), LAST_CHUNK],
     "too large": [STREAM_HEAD, *[chunk(event("y" * 50_000))] * 8],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -137,9 +125,7 @@ def test_both_receivers_make_the_same_of_the_same_bytes(name, monkeypatch):
     monkeypatch.setattr(connection_module, "MAX_ANSWER_BYTES", LIMIT_BYTES)
     script = SCRIPTS[name]
     again = 3 if name in ("event by event", "in one piece", "trailers") else 1
-    python, native = (
-        conversation(script, native=wanted, requests=again) for wanted in (False, True)
-    )
+    python, native = (conversation(script, native=wanted, requests=again) for wanted in (False, True))
     assert _joined(native) == _joined(python)
     if all(piece is None or len(piece) < 4096 for piece in script):
         assert native == python  # read by read, stamps too
@@ -334,9 +320,7 @@ def test_without_a_compiler_python_reads_and_says_why(monkeypatch, tmp_path):
 
 
 def test_encrypted_connections_are_read_in_python():
-    assert choose_receive("auto", tls=True).note == (
-        "python; not native, because TLS is decrypted in Python"
-    )
+    assert choose_receive("auto", tls=True).note == ("python; not native, because TLS is decrypted in Python")
 
 
 def test_a_descriptor_beyond_those_seen_so_far_finds_its_buffer():

@@ -48,9 +48,7 @@ def test_a_stamp_after_the_read_or_none_at_all_falls_back():
 
 def test_a_step_of_the_real_time_clock_falls_back_in_its_interval_only(monkeypatch):
     clock = KernelClock()
-    samples = iter(
-        [(1_000, 500, 9), (2_000, 500, 9), (3_000, 10**9 + 500, 9), (4_000, 10**9 + 500, 9)]
-    )
+    samples = iter([(1_000, 500, 9), (2_000, 500, 9), (3_000, 10**9 + 500, 9), (4_000, 10**9 + 500, 9)])
     monkeypatch.setattr("lmi_bench.loadgen.http.kernel_time.clock_offset_ns", lambda: next(samples))
     for _ in range(4):
         clock.sample()
@@ -89,9 +87,7 @@ def _refused(*_):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="SCHED_FIFO is Linux's")
-@pytest.mark.parametrize(
-    "refuses", [(), ("sched_setscheduler",), ("sched_setscheduler", "setpriority")]
-)
+@pytest.mark.parametrize("refuses", [(), ("sched_setscheduler",), ("sched_setscheduler", "setpriority")])
 def test_a_receiver_has_the_highest_priority_that_is_granted_and_says_which(refuses, monkeypatch):
     def seen():
         policy = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
@@ -135,17 +131,17 @@ def test_real_time_is_asked_for_where_the_server_does_not_need_this_machine():
     assert not is_here((tcp, ("192.0.2.1", 80)))  # of a network for examples alone
 
     async def level(priority, found):
-        async with HttpTarget(
-            "http://server.invalid", find_format("openai"), model="m", priority=priority
-        ) as target:
+        async with HttpTarget("http://server.invalid", find_format("openai"), model="m", priority=priority) as target:
             target._found = found
             await target.open_level(0)
             return target.end_level().priority
 
     for priority, host, is_asked in (
-        (None, "127.0.0.1", False), (None, "192.0.2.1", True),
-        ("normal", "192.0.2.1", False), ("realtime", "127.0.0.1", True),
-    ):  # fmt: skip
+        (None, "127.0.0.1", False),
+        (None, "192.0.2.1", True),
+        ("normal", "192.0.2.1", False),
+        ("realtime", "127.0.0.1", True),
+    ):
         granted = run_on_sockets(level(priority, [(tcp, (host, 80))]))
         assert (granted != "normal") == is_asked
     assert os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_OTHER

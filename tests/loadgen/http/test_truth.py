@@ -42,9 +42,7 @@ def _truth_server(*options: str):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, SERVER, "--port", port, "--ttft-ms", TTFT_MS, "--itl-ms", ITL_MS]
-    process = subprocess.Popen(
-        [*map(str, command), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([*map(str, command), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline_s = time.monotonic() + 20
         while True:
@@ -87,9 +85,7 @@ def _ttft_ms(records) -> float:
 
 
 def _gap_ms(records) -> float:
-    return statistics.median(
-        1e3 * (late - early) for r in records for early, late in pairwise(r.token_times_s)
-    )
+    return statistics.median(1e3 * (late - early) for r in records for early, late in pairwise(r.token_times_s))
 
 
 @pytest.mark.parametrize("protocol", ["openai", "openai-chat", "lmi"])
@@ -126,8 +122,6 @@ def test_refused_requests_are_counted_one_by_one():
 def test_stalls_are_seen_where_they_were():
     """A fifth of the gaps takes 60 ms longer: the long gaps of both sides are as many."""
     run, truth = _level("openai", "--stall-p", "0.2", "--stall-ms", "60")
-    gaps_ms = [
-        1e3 * (late - early) for r in run.records for early, late in pairwise(r.token_times_s)
-    ]
+    gaps_ms = [1e3 * (late - early) for r in run.records for early, late in pairwise(r.token_times_s)]
     assert statistics.fmean(gaps_ms) == pytest.approx(truth["itl"]["mean_ms"], rel=TOLERANCE)
     assert max(gaps_ms) == pytest.approx(truth["itl"]["max_ms"], rel=0.1)

@@ -98,9 +98,7 @@ def test_no_two_requests_of_a_run_share_a_prefix():
     source = SyntheticPrompts([Lengths(64, 4)], common_words, seed=1)
     levels = [LevelSpec(i, Load(concurrency=1), num_requests=1) for i in range(4)]
     starts = {
-        " ".join(source.request(level, number).prompt_text.split()[:8])
-        for level in levels
-        for number in range(-2, 20)
+        " ".join(source.request(level, number).prompt_text.split()[:8]) for level in levels for number in range(-2, 20)
     }
     assert len(starts) == 4 * 22
 
@@ -115,9 +113,25 @@ def test_a_mix_keeps_its_shares_in_every_stretch():
 
 
 LOGGED = (
-    0.125, 0.1, 0.025, 0.125, 0.1, 0.025, 0.125, 0.1, 0.025, 0.075, 0.06, 0.015,
-    0.045, 0.036, 0.009, 0.005, 0.004, 0.001,
-)  # fmt: skip
+    0.125,
+    0.1,
+    0.025,
+    0.125,
+    0.1,
+    0.025,
+    0.125,
+    0.1,
+    0.025,
+    0.075,
+    0.06,
+    0.015,
+    0.045,
+    0.036,
+    0.009,
+    0.005,
+    0.004,
+    0.001,
+)
 
 
 def test_the_shares_of_a_log_are_kept_within_a_thousand_requests():
@@ -139,9 +153,7 @@ def test_lengths_are_the_same_in_every_level_and_run():
 
 def test_a_data_set_gives_its_own_prompts_and_lengths(tmp_path):
     path = tmp_path / "data.jsonl"
-    path.write_text(
-        '{"prompt": "abc", "output_tokens": 7}\n\n{"text": "hello"}\n', encoding="utf-8"
-    )
+    path.write_text('{"prompt": "abc", "output_tokens": 7}\n\n{"text": "hello"}\n', encoding="utf-8")
     source = DatasetPrompts(load_dataset(path), output_tokens=5, tokenizer=PairTokenizer(), seed=0)
     requests = [source.request(LEVEL, number) for number in range(4)]
     assert {(r.prompt_text, r.output_tokens, r.input_tokens) for r in requests} == {

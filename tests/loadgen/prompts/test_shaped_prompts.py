@@ -48,14 +48,9 @@ class Instant:
 
 def test_lengths_are_drawn_alike_at_every_level():
     prompts = SyntheticPrompts(
-        DrawnLengths(parse_lengths("normal(622,50)"), parse_lengths("uniform(1,9)")),
-        no_text,
-        seed=1,
+        DrawnLengths(parse_lengths("normal(622,50)"), parse_lengths("uniform(1,9)")), no_text, seed=1
     )
-    low, high = (
-        LevelSpec(0, Load(concurrency=1), num_requests=1),
-        LevelSpec(1, Load(rate_per_s=2), num_requests=1),
-    )
+    low, high = (LevelSpec(0, Load(concurrency=1), num_requests=1), LevelSpec(1, Load(rate_per_s=2), num_requests=1))
     requests = [prompts.request(low, number) for number in range(4000)]
     assert [prompts.request(high, n) for n in range(20)] == requests[:20]
     assert statistics.fmean(r.input_tokens for r in requests) == pytest.approx(622, rel=0.01)
@@ -65,16 +60,10 @@ def test_lengths_are_drawn_alike_at_every_level():
 
 @pytest.mark.parametrize(("speed", "due"), [(1.0, [0, 1, 1.5, 4]), (2.0, [0, 0.5, 0.75, 2])])
 def test_a_trace_is_replayed_at_its_own_times(trace_file, tmp_path, speed, due):
-    scenario = parse_scenario(
-        {"workload": {"trace": str(trace_file)}, "load": {"speed": speed, "warmup_requests": 0}}
-    )
+    scenario = parse_scenario({"workload": {"trace": str(trace_file)}, "load": {"speed": speed, "warmup_requests": 0}})
     prompts = TracePrompts(read_trace(trace_file), no_text, seed=0)
     with RunStore.create(tmp_path / "run", Manifest(scenario_hash="h")) as store:
-        run_virtual(
-            run_sweep(
-                levels_of(scenario), Instant(), store, prompts=prompts, summarise=summarise_level
-            )
-        )
+        run_virtual(run_sweep(levels_of(scenario), Instant(), store, prompts=prompts, summarise=summarise_level))
     (records,) = load_run(tmp_path / "run").records
     assert [r.due_s for r in records] == pytest.approx(due)
     assert [r.sent_s for r in records] == pytest.approx(due)
@@ -95,10 +84,7 @@ def test_the_simulator_replays_a_trace_at_the_same_times(trace_file):
 
 def test_sources_of_lengths_exclude_each_other():
     with pytest.raises(InputError, match="give either mix or input_lengths or output_lengths"):
-        parse_scenario(
-            {"workload": {"input_lengths": "fixed(3)",
-                          "mix": [{"input_tokens": 1, "output_tokens": 1}]}}
-        )  # fmt: skip
+        parse_scenario({"workload": {"input_lengths": "fixed(3)", "mix": [{"input_tokens": 1, "output_tokens": 1}]}})
     with pytest.raises(InputError, match="not understood"):
         parse_scenario({"workload": {"input_lengths": "zipf(3)"}})
     with pytest.raises(InputError, match="speed applies to a trace"):

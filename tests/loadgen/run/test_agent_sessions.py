@@ -29,13 +29,11 @@ IDS = TokenIds(50_000)
 
 
 def call(t, ids, *, out=10, took=2.0):
-    return {"t": t, "type": "s", "model": "m", "in": 64 * len(ids), "out": out,
-            "hash_ids": ids, "api_time": took}  # fmt: skip
+    return {"t": t, "type": "s", "model": "m", "in": 64 * len(ids), "out": out, "hash_ids": ids, "api_time": took}
 
 
 def agent(t, requests, **fields):
-    return {"t": t, "type": "subagent", "agent_id": "a", "status": "completed",
-            "requests": requests, **fields}  # fmt: skip
+    return {"t": t, "type": "subagent", "agent_id": "a", "status": "completed", "requests": requests, **fields}
 
 
 MAIN = [
@@ -82,9 +80,15 @@ def swept(source, target=None, *, users=1, num_sessions=1, **fields):
 
     async def go():
         return await run_sweep(
-            [spec], target, None, prompts=source, summarise=summarise_level,
-            on_level=lambda run, _: runs.append(run), timeout_s=None, seed=0,
-        )  # fmt: skip
+            [spec],
+            target,
+            None,
+            prompts=source,
+            summarise=summarise_level,
+            on_level=lambda run, _: runs.append(run),
+            timeout_s=None,
+            seed=0,
+        )
 
     run_virtual(go())
     return target, runs[0]
@@ -100,12 +104,8 @@ def test_a_request_waits_for_its_parents_answer_and_for_the_sub_agents_between(t
 
 
 def test_times_inside_a_sub_agent_may_count_from_the_sessions_start(tmp_path):
-    absolute = [
-        call(0.0, [1]), agent(5.0, [call(5.0, [7]), call(9.0, [8])]), call(15.0, [2])
-    ]  # fmt: skip
-    relative = [
-        call(0.0, [1]), agent(5.0, [call(0.0, [7]), call(4.0, [8])]), call(15.0, [2])
-    ]  # fmt: skip
+    absolute = [call(0.0, [1]), agent(5.0, [call(5.0, [7]), call(9.0, [8])]), call(15.0, [2])]
+    relative = [call(0.0, [1]), agent(5.0, [call(0.0, [7]), call(4.0, [8])]), call(15.0, [2])]
     assert read_sessions(written(tmp_path, absolute)) == read_sessions(written(tmp_path, relative))
 
 
@@ -142,14 +142,8 @@ def test_idle_gaps_between_starts_are_shortened(tmp_path):
         ({"requests": [call(float("nan"), [1])]}, "must be finite"),
         ({"requests": [call(0, [1])], "block_size": 0}, "cannot be read as sessions of Weka's"),
         ({"requests": [call(0, [1])], "block_size": -64}, "do not fit blocks"),
-        (
-            {"requests": [call(0, [1]) | {"in": float("inf")}]},
-            "cannot be read as sessions of Weka's",
-        ),
-        (
-            {"requests": [call(0, [1]) | {"out": float("nan")}]},
-            "cannot be read as sessions of Weka's",
-        ),
+        ({"requests": [call(0, [1]) | {"in": float("inf")}]}, "cannot be read as sessions of Weka's"),
+        ({"requests": [call(0, [1]) | {"out": float("nan")}]}, "cannot be read as sessions of Weka's"),
     ],
 )
 def test_what_is_no_session_says_why(tmp_path, content, said):
@@ -165,9 +159,16 @@ def lines(path, rows):
 
 
 def chat(number, parent, at_s, asked, ids, answered=8):
-    return {"chat_id": number, "parent_chat_id": parent, "timestamp": at_s, "turn": 1,
-            "type": "text", "input_length": asked, "output_length": answered,
-            "hash_ids": ids}  # fmt: skip
+    return {
+        "chat_id": number,
+        "parent_chat_id": parent,
+        "timestamp": at_s,
+        "turn": 1,
+        "type": "text",
+        "input_length": asked,
+        "output_length": answered,
+        "hash_ids": ids,
+    }
 
 
 def test_a_bailian_trace_is_conversations_by_its_parents(tmp_path):
@@ -180,14 +181,10 @@ def test_a_bailian_trace_is_conversations_by_its_parents(tmp_path):
         chat(6, 3, 21.5, 70, [7, 8, 9, 10, 13]),
     ]
     sessions = read_sessions(lines(tmp_path / "b.jsonl", rows))
-    assert [[each.after for each in session] for session in sessions] == [
-        [(), (0,), (0,), (1,)], [()], [()]
-    ]  # fmt: skip
+    assert [[each.after for each in session] for session in sessions] == [[(), (0,), (0,), (1,)], [()], [()]]
     assert [each.wait_s for each in sessions[0]] == pytest.approx([0.0, 5.5, 6.0, 6.0])
     assert sessions[0][3].parts[3:] == (("/10", 16), ("/13", 16))
-    misfit = lines(
-        tmp_path / "c.jsonl", [chat(1, -1, 0.0, 512, [1]), chat(2, -1, 1.0, 40, [1, 2, 3])]
-    )
+    misfit = lines(tmp_path / "c.jsonl", [chat(1, -1, 0.0, 512, [1]), chat(2, -1, 1.0, 40, [1, 2, 3])])
     with pytest.raises(InputError, match="do not fit blocks of 16"):
         read_sessions(misfit)
 
@@ -217,16 +214,11 @@ def test_ids_of_global_scope_are_equal_text_in_all_sessions(tmp_path):
         parts(hash_id_scope="model")
 
 
-def test_equal_ids_of_two_bailian_conversations_are_equal_text_until_they_are_played_again(
-    tmp_path,
-):
+def test_equal_ids_of_two_bailian_conversations_are_equal_text_until_they_are_played_again(tmp_path):
     rows = [chat(1, -1, 0.0, 32, [7, 8]), chat(2, -1, 1.0, 32, [7, 9])]
     source = sessions_of(agent_trace=str(lines(tmp_path / "b.jsonl", rows)))
     spec = LevelSpec(0, Load(1), num_requests=1)
-    texts = [
-        source.begin(spec, session, 0).waiting[0][0].request.prompt_token_ids
-        for session in range(4)
-    ]
+    texts = [source.begin(spec, session, 0).waiting[0][0].request.prompt_token_ids for session in range(4)]
     assert texts[0][:16] == texts[1][:16]
     assert texts[0][16:] != texts[1][16:]
     assert texts[2][:16] == texts[3][:16] != texts[0][:16]
@@ -235,10 +227,15 @@ def test_equal_ids_of_two_bailian_conversations_are_equal_text_until_they_are_pl
 def span(number, parent, start_s, end_s, asked=0, answered=0, trace="t", name="chat"):
     usage = {"gen_ai.usage.input_tokens": asked, "gen_ai.usage.output_tokens": answered}
     stated = [{"key": key, "value": {"intValue": str(value)}} for key, value in usage.items()]
-    return {"traceId": trace, "spanId": number, "parentSpanId": parent, "name": name,
-            "startTimeUnixNano": str(int((1.7e9 + start_s) * 1e9)),
-            "endTimeUnixNano": str(int((1.7e9 + end_s) * 1e9)),
-            "attributes": stated if asked else []}  # fmt: skip
+    return {
+        "traceId": trace,
+        "spanId": number,
+        "parentSpanId": parent,
+        "name": name,
+        "startTimeUnixNano": str(int((1.7e9 + start_s) * 1e9)),
+        "endTimeUnixNano": str(int((1.7e9 + end_s) * 1e9)),
+        "attributes": stated if asked else [],
+    }
 
 
 def test_a_trace_of_spans_is_a_session_of_its_model_calls(tmp_path):
@@ -436,9 +433,7 @@ def test_all_that_a_lane_had_sent_before_and_needs_again_is_primed():
     workload = {"agents": "steps=6,fan_chance=0.6", "begins_within": True}
     scenario = parse_scenario({"workload": workload, "load": {"concurrency": 6}, "seed": 3})
     (spec,) = levels_of(scenario)
-    target, _ = swept(
-        sessions_of(**workload), users=6, num_sessions=6, warmup_requests=spec.warmup_requests
-    )
+    target, _ = swept(sessions_of(**workload), users=6, num_sessions=6, warmup_requests=spec.warmup_requests)
     primed = {each for one in target.asked if one.session is None for each in blocks(one)}
     whole, needed = sessions_of(agents=workload["agents"]), set()
     for session in range(6):
@@ -453,9 +448,7 @@ def test_all_that_a_lane_had_sent_before_and_needs_again_is_primed():
 
 
 @pytest.mark.parametrize(("begins_within", "asked_before"), [(True, 0), (False, 2)])
-def test_a_cache_is_emptied_before_it_is_primed_but_after_another_warm_up(
-    begins_within, asked_before
-):
+def test_a_cache_is_emptied_before_it_is_primed_but_after_another_warm_up(begins_within, asked_before):
     class AtOnce:
         asked = 0
 
@@ -468,9 +461,13 @@ def test_a_cache_is_emptied_before_it_is_primed_but_after_another_warm_up(
     spec = LevelSpec(0, Load(2, sessions=True), num_requests=2, num_sessions=2, warmup_requests=2)
     source = sessions_of(agents="steps=1", begins_within=begins_within)
     levels = run_sweep(
-        [spec], target, None, prompts=source, summarise=summarise_level,
+        [spec],
+        target,
+        None,
+        prompts=source,
+        summarise=summarise_level,
         before_level=lambda: emptied.append(target.asked),
-    )  # fmt: skip
+    )
     asyncio.run(levels)  # a thread empties the cache, for which virtual time does not wait
     assert emptied == [asked_before]
     assert target.asked == 4
@@ -479,9 +476,7 @@ def test_a_cache_is_emptied_before_it_is_primed_but_after_another_warm_up(
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_worker_process_gets_the_same_sessions(tmp_path, recorded):
     """Workers get the source pickled."""
-    source = sessions_of(
-        **({"agent_trace": str(written(tmp_path, MAIN))} if recorded else {"agents": "steps=3"})
-    )
+    source = sessions_of(**({"agent_trace": str(written(tmp_path, MAIN))} if recorded else {"agents": "steps=3"}))
     sent = pickle.loads(pickle.dumps(source))
     spec = LevelSpec(0, Load(2), num_requests=1)
     assert all(sent.sessions(n) == source.sessions(n) for n in range(5))

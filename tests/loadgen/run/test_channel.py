@@ -22,16 +22,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.run import channel as of_channel
-from lmi_bench.loadgen.run.channel import (
-    Channel,
-    ClosedError,
-    Failed,
-    Job,
-    Ping,
-    Ready,
-    Start,
-    Stop,
-)
+from lmi_bench.loadgen.run.channel import Channel, ClosedError, Failed, Job, Ping, Ready, Start, Stop
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress, StopRules
 from lmi_bench.loadgen.run.self_check import LoopWatch
@@ -68,10 +59,7 @@ def _greeted(sweep, worker, secret=SECRET, workers_secret=SECRET):
             found[name] = exc
             (sweep if name == "sweep" else worker).close()
 
-    greets = {
-        "sweep": lambda: sweep.greet(secret),
-        "worker": lambda: worker.greet(workers_secret, Ready(2)),
-    }
+    greets = {"sweep": lambda: sweep.greet(secret), "worker": lambda: worker.greet(workers_secret, Ready(2))}
     threads = [threading.Thread(target=side, args=each) for each in greets.items()]
     for each in threads:
         each.start()

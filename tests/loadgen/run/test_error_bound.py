@@ -30,11 +30,7 @@ def test_the_true_ttft_quantile_lies_within_the_bound(samples, q):
 
 
 @given(
-    st.lists(
-        st.lists(st.tuples(st.floats(0.021, 0.1), LATE, st.floats(0.0, 1.0)), min_size=1),
-        min_size=1,
-        max_size=8,
-    ),
+    st.lists(st.lists(st.tuples(st.floats(0.021, 0.1), LATE, st.floats(0.0, 1.0)), min_size=1), min_size=1, max_size=8),
     st.sampled_from([0.5, 0.99]),
 )
 def test_the_true_itl_quantile_lies_within_the_bound(streams, q):

@@ -18,15 +18,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.run import hosts, worker_pool
-from lmi_bench.loadgen.run.channel import (
-    ClosedError,
-    Failed,
-    Job,
-    Ping,
-    Ready,
-    Start,
-    Stop,
-)
+from lmi_bench.loadgen.run.channel import ClosedError, Failed, Job, Ping, Ready, Start, Stop
 from lmi_bench.loadgen.run.hosts import JOIN, dial
 from lmi_bench.loadgen.run.level_parts import LevelPart
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress, StopRules
@@ -101,9 +93,7 @@ class Played:
             sent_s = due_s + self.late_sends_s
             times_s = (sent_s + 0.1, sent_s + 0.2)
             records.append(RequestRecord(number, due_s, Exchange(sent_s, times_s, ttft_bound_s=0)))
-        return LevelPart(
-            tuple(records), ReceiveSignals("kernel"), LoopWatch(), None, fault=self.fault
-        )
+        return LevelPart(tuple(records), ReceiveSignals("kernel"), LoopWatch(), None, fault=self.fault)
 
 
 class Heard(Silent):

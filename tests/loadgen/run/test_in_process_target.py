@@ -90,9 +90,7 @@ def test_a_level_says_what_the_engine_did_in_it_and_not_before():
 
 def test_a_time_out_stops_the_generation_and_frees_its_blocks():
     async def use(target, engine):
-        measured = await measure(
-            Resolved(target).send, PlannedRequest(0, 0.0, 8, 100), 0.0, timeout_s=1.55
-        )
+        measured = await measure(Resolved(target).send, PlannedRequest(0, 0.0, 8, 100), 0.0, timeout_s=1.55)
         await asyncio.sleep(1.0)
         return measured.record(), engine.stats()
 

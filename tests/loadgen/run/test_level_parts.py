@@ -51,11 +51,7 @@ def _records():
         times = [sent_s + draw.uniform(0.1, 0.4)]
         for _ in range(15):
             times.append(times[-1] + draw.lognormvariate(-4, 0.5))
-        records.append(
-            RequestRecord(
-                i, sent_s, Exchange(sent_s, tuple(times), ttft_bound_s=draw.uniform(0, 1e-3))
-            )
-        )
+        records.append(RequestRecord(i, sent_s, Exchange(sent_s, tuple(times), ttft_bound_s=draw.uniform(0, 1e-3))))
     return records
 
 

@@ -92,9 +92,7 @@ def test_told_to_stop_it_sends_no_more_and_lets_the_rest_finish():
             return await Slow().send(request)
 
     records = _run(
-        FailsFirst(),
-        _plan(0.0, 1.0, 2.0, 3.0),
-        on_ended=lambda measured: measured.known_status != "timeout",
+        FailsFirst(), _plan(0.0, 1.0, 2.0, 3.0), on_ended=lambda measured: measured.known_status != "timeout"
     )
     assert [record.status for record in records] == ["timeout", "ok"]
 

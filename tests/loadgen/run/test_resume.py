@@ -85,9 +85,7 @@ class Sweeps:
             time.sleep(0.01)
 
     def files(self) -> dict[str, bytes]:
-        return {
-            name: (self.folder / name).read_bytes() for name in ("requests.jsonl", "levels.jsonl")
-        }
+        return {name: (self.folder / name).read_bytes() for name in ("requests.jsonl", "levels.jsonl")}
 
 
 @pytest.fixture
@@ -95,9 +93,7 @@ def sweeps(tmp_path):
     return Sweeps(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("stop", "exit_code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("stop", "exit_code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_a_sweep_stopped_in_mid_level_resumes_there(sweeps, stop, exit_code):
     process = sweeps.start()
     sweeps.wait_until_sent("2/3")  # the second level is under way, the first is finished

@@ -54,11 +54,7 @@ def test_the_latency_runs_from_the_first_send_and_the_retries_are_counted():
 def test_the_third_failure_is_the_answer():
     server = Failing(*(TargetError("overloaded", f"HTTP 503: {i}") for i in range(3)))
     record = _record(server)
-    assert (record.status, record.exchange.retries, record.error) == (
-        "overloaded",
-        2,
-        "HTTP 503: 2",
-    )
+    assert (record.status, record.exchange.retries, record.error) == ("overloaded", 2, "HTTP 503: 2")
     assert len(server.sent_s) == 3
 
 

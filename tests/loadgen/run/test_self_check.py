@@ -22,9 +22,7 @@ OPEN = LevelSpec(0, Load(rate_per_s=10.0, arrivals="constant"), num_requests=20)
 
 def _records(delay_s: float, *, latency_s: float = 1.0, stretch: float = 1.0):
     return [
-        RequestRecord(
-            i, 0.1 * i, Exchange(0.1 * i * stretch + delay_s, (0.1 * i * stretch + latency_s,))
-        )
+        RequestRecord(i, 0.1 * i, Exchange(0.1 * i * stretch + delay_s, (0.1 * i * stretch + latency_s,)))
         for i in range(20)
     ]
 
@@ -121,8 +119,7 @@ def test_a_p99_that_the_requests_support_is_held_to_the_narrow_limit():
     """Four of 300, 15 ms late: the p99 is interpolated 0.01 from the 4th largest to the 3rd, so
     all of 115 ms, of which 15 (13 %) may be the reader's; of 20 requests that would pass."""
     few = [(0.1, 0.0)] * 296 + [(0.115, 0.015)] * 4
-    records = [RequestRecord(i, 0.0, Exchange(0.0, (t, t + 0.1), ttft_bound_s=b)) for i, (t, b) in
-               enumerate(few)]  # fmt: skip
+    records = [RequestRecord(i, 0.0, Exchange(0.0, (t, t + 0.1), ttft_bound_s=b)) for i, (t, b) in enumerate(few)]
     check = check_level(CLOSED, records, LoopWatch(), ReceiveSignals("kernel"))
     assert "TTFT p99 may be 15.0 ms (13%)" in check.reason
 

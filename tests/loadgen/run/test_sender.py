@@ -21,9 +21,7 @@ from tests.loadgen.run.test_sessions import Answering, dialogues
 def level(**fields):
     """A line and its run: 8 requests at 10/s against half a second an answer."""
     runs = []
-    spec = LevelSpec(
-        0, Load(rate_per_s=10.0, arrivals="constant"), num_requests=8, warmup_requests=0, **fields
-    )
+    spec = LevelSpec(0, Load(rate_per_s=10.0, arrivals="constant"), num_requests=8, warmup_requests=0, **fields)
     target = Answering()
     result = run_virtual(
         run_sweep(
@@ -120,9 +118,7 @@ def test_a_time_out_does_not_count_the_wait_for_a_connection(load):
     assert line.held.requests >= 3
 
 
-@pytest.mark.parametrize(
-    ("load", "cap"), [(Load(concurrency=8), {}), (Load(rate_per_s=8.0), {"max_in_flight": 1})]
-)
+@pytest.mark.parametrize(("load", "cap"), [(Load(concurrency=8), {}), (Load(rate_per_s=8.0), {"max_in_flight": 1})])
 def test_what_waits_when_a_level_is_stopped_is_never_sent(load, cap):
     """One time-out ends the level; seven more, one after the other, would take 7 times as long."""
     target = Stuck()
@@ -137,7 +133,5 @@ def test_conversations_that_wait_for_a_place_end_with_the_level():
     source = dialogues()
     alone = LevelSpec(0, Load(concurrency=3), num_requests=1, warmup_requests=0, max_in_flight=1)
     spec = of_sessions(alone, source.num_turns, num_sessions=3, max_sessions=None)
-    line = run_virtual(
-        run_sweep([spec], target, None, prompts=source, summarise=summarise_level, timeout_s=5.0)
-    )[0]
+    line = run_virtual(run_sweep([spec], target, None, prompts=source, summarise=summarise_level, timeout_s=5.0))[0]
     assert target.asked == line.requests == 1

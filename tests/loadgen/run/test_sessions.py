@@ -18,13 +18,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.traces import read_conversations
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues, RecordedDialogues
-from lmi_bench.loadgen.prompts.prompts import (
-    Lengths,
-    SyntheticPrompts,
-    TokenIds,
-    common_words,
-    no_text,
-)
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, TokenIds, common_words, no_text
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.wire.openai import OpenAiChatFormat
 
@@ -63,8 +57,7 @@ class Answering:
 
 def dialogues(text=None, *, turns=3, pause="2", prefix=0):
     first, later = (
-        SyntheticPrompts([Lengths(10, 4)], text or no_text, seed=0, shared_prefix=tokens)
-        for tokens in (prefix, 0)
+        SyntheticPrompts([Lengths(10, 4)], text or no_text, seed=0, shared_prefix=tokens) for tokens in (prefix, 0)
     )
     return MadeUpDialogues(first, later, lambda _: turns, parse_seconds(pause), seed=0)
 
@@ -127,13 +120,8 @@ def test_a_chat_gets_its_messages_with_the_answers_that_came():
     target = Answering()
     sweep(target, dialogues(common_words), concurrency=1, num_sessions=1)
     body = json.loads(OpenAiChatFormat().request_body(target.asked[-1], model="m"))
-    assert [message["role"] for message in body["messages"]] == [
-        *("user", "assistant", "user", "assistant", "user")
-    ]
-    assert [m["content"] for m in body["messages"] if m["role"] == "assistant"] == [
-        "answer 0",
-        "answer 1",
-    ]
+    assert [message["role"] for message in body["messages"]] == [*("user", "assistant", "user", "assistant", "user")]
+    assert [m["content"] for m in body["messages"] if m["role"] == "assistant"] == ["answer 0", "answer 1"]
     assert target.asked[-1].prompt_text.startswith(target.asked[0].prompt_text + "answer 0")
 
 
@@ -144,12 +132,7 @@ def test_what_was_thought_is_no_part_of_the_next_turn():
         async def send(self, request):
             exchange = await super().send(request)
             thought = "let me see. "
-            return replace(
-                exchange,
-                text=thought + exchange.text,
-                thought_chars=len(thought),
-                reasoning_tokens=3,
-            )
+            return replace(exchange, text=thought + exchange.text, thought_chars=len(thought), reasoning_tokens=3)
 
     target = Thinking()
     run, _ = sweep(target, dialogues(common_words), concurrency=1, num_sessions=1)
@@ -180,19 +163,13 @@ def test_conversations_of_a_rate_wait_for_their_cap():
 
 def test_a_failed_turn_ends_its_conversation_alone():
     run, line = sweep(Answering(fail_at=1), dialogues(), num_sessions=2, concurrency=1)
-    assert [(record.session, record.turn) for record in run.records] == [
-        *((0, 0), (0, 1)),
-        *((1, 0), (1, 1), (1, 2)),
-    ]
+    assert [(record.session, record.turn) for record in run.records] == [*((0, 0), (0, 1)), *((1, 0), (1, 1), (1, 2))]
     assert line.sessions.failed == 1
 
 
 def test_a_level_that_ends_by_time_cuts_conversations_between_turns():
     """Turns are due at 0, 2.5, 5.0: of a level of 4 s the third is not sent."""
-    run, _ = sweep(
-        Answering(), dialogues(), num_sessions=None, num_requests=None, concurrency=1,
-        duration_s=4.0,
-    )  # fmt: skip
+    run, _ = sweep(Answering(), dialogues(), num_sessions=None, num_requests=None, concurrency=1, duration_s=4.0)
     assert [record.turn for record in run.records] == [0, 1]
 
 
@@ -217,9 +194,7 @@ SHAREGPT = {
         {"from": "gpt", "value": "Queues."},
     ],
 }
-MESSAGES = {
-    "messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!"}]
-}
+MESSAGES = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!"}]}
 
 
 def test_recorded_conversations_of_both_kinds_are_read(tmp_path):
@@ -267,15 +242,11 @@ def test_a_replay_goes_on_from_the_answers_it_gets_and_asks_for_the_recorded_len
     """47 characters were answered: 12 tokens at four characters each."""
     path = tmp_path / "c.jsonl"
     path.write_text(json.dumps(SHAREGPT))
-    source = RecordedDialogues(
-        read_conversations(path), parse_seconds("1"), output_tokens=9, seed=0, salt="s"
-    )
+    source = RecordedDialogues(read_conversations(path), parse_seconds("1"), output_tokens=9, seed=0, salt="s")
     target = Answering()
     run, _ = sweep(target, source, concurrency=1, num_sessions=1)
     assert [request.output_tokens for request in target.asked] == [12, 2]
-    assert [role for role, _ in target.asked[1].messages] == [
-        *("system", "user", "assistant", "user")
-    ]
+    assert [role for role, _ in target.asked[1].messages] == [*("system", "user", "assistant", "user")]
     assert target.asked[1].messages[2] == ("assistant", "answer 0")
     assert target.asked[0].messages[0][1] == "[s-0-0] Be brief."
     assert run.records[1].sent_s - run.records[0].ended_s == pytest.approx(1.0)

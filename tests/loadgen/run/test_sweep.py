@@ -94,12 +94,7 @@ def test_requests_in_flight_at_the_stop_are_kept():
     """Four users, two slots, 1.5 s allowed: two answers at 1 s, whose users send once more; the
     first time-outs at 1.5 s stop the sending, the second round's times out at 2.5 s."""
     levels = []
-    _sweep(
-        _levels(4, per_user=100),
-        Server(limit=2),
-        on_level=lambda run, line: levels.append(run),
-        timeout_s=1.5,
-    )
+    _sweep(_levels(4, per_user=100), Server(limit=2), on_level=lambda run, line: levels.append(run), timeout_s=1.5)
     statuses = [record.status for record in levels[0].records]
     assert sorted(statuses) == ["ok"] * 2 + ["timeout"] * 4
 
@@ -151,9 +146,7 @@ def test_a_cancellation_in_mid_level_leaves_a_run_that_resumes_there(tmp_path):
     """Levels of 2 s; cancelled at 3 s, in the second: the first stays byte for byte."""
 
     async def interrupted(store):
-        task = asyncio.create_task(
-            run_sweep(_levels(1, 2, 4), Server(), store, prompts=PROMPTS, summarise=_summary)
-        )
+        task = asyncio.create_task(run_sweep(_levels(1, 2, 4), Server(), store, prompts=PROMPTS, summarise=_summary))
         await asyncio.sleep(3.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -259,9 +252,7 @@ def test_requests_of_a_level_are_users_times_requests_per_user():
 
 
 def test_requests_per_level_wins_and_a_duration_bounds_it():
-    scenario = parse_scenario(
-        {"load": {"concurrency": [8], "requests_per_level": 10, "duration_s": 3}}
-    )
+    scenario = parse_scenario({"load": {"concurrency": [8], "requests_per_level": 10, "duration_s": 3}})
     (level,) = levels_of(scenario)
     assert (level.num_requests, level.duration_s) == (10 + 8, 3.0)
 

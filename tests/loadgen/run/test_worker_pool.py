@@ -294,9 +294,7 @@ def test_auto_takes_another_worker_when_a_core_is_nearly_full():
     assert pool.count_for(LevelSpec(0, Load(concurrency=512), num_requests=9), []) == 1
     assert pool.count_for(LevelSpec(1, Load(concurrency=640), num_requests=640), [line]) == 1
     most = len(os.sched_getaffinity(0))
-    assert pool.count_for(LevelSpec(1, Load(concurrency=2048), num_requests=2048), [line]) == min(
-        3, most
-    )
+    assert pool.count_for(LevelSpec(1, Load(concurrency=2048), num_requests=2048), [line]) == min(3, most)
 
 
 def test_a_worker_that_stops_answering_is_named_before_two_seconds_are_over(url):

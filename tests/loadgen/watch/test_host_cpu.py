@@ -47,9 +47,7 @@ def test_the_servers_process_and_its_children_are_its_own():
         "    print('burnt', flush=True)\n"
         "time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
-    ) as server:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
         try:
             port = int(server.stdout.readline())
             assert listening_process(port) == server.pid

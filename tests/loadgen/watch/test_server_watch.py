@@ -35,22 +35,13 @@ RECORDS = [RequestRecord(i, float(i), Exchange(float(i), (i + 0.3, i + 0.4))) fo
 
 
 def test_a_sample_has_its_name_its_labels_and_its_value():
-    text = (
-        '# TYPE a gauge\na{x="1"} 2 1700000000\nab 3\na 4e-1\n'
-        'a{y="}\\"{"} +Inf\na{z="1"} nonsense\na\n'
-    )
+    text = '# TYPE a gauge\na{x="1"} 2 1700000000\nab 3\na 4e-1\na{y="}\\"{"} +Inf\na{z="1"} nonsense\na\n'
     read = list(read_samples(text, ["a"]))
-    assert read == [
-        Sample("a", '{x="1"}', 2.0),
-        Sample("a", "", 0.4),
-        Sample("a", '{y="}\\"{"}', float("inf")),
-    ]
+    assert read == [Sample("a", '{x="1"}', 2.0), Sample("a", "", 0.4), Sample("a", '{y="}\\"{"}', float("inf"))]
 
 
 def test_a_page_is_summed_over_its_labels_and_longer_names_are_others():
-    page = VLLM_PAGE.format(
-        running=7, preemptions=2, queries=100, hits=1, requests=9, ttft_sum_s=1.5
-    )
+    page = VLLM_PAGE.format(running=7, preemptions=2, queries=100, hits=1, requests=9, ttft_sum_s=1.5)
     sample = read_page(page)
     assert sample.gauges == {"running": 7.0, "waiting": 3.0, "kv_usage_frac": 0.25}
     assert sample.counters["requests"] == 14.0
@@ -63,9 +54,7 @@ def test_the_means_of_queue_and_prefill_are_those_of_the_level(serve):
         "vllm:request_queue_time_seconds_sum {0}\nvllm:request_queue_time_seconds_count {1}\n"
         "vllm:request_prefill_time_seconds_sum {2}\nvllm:request_prefill_time_seconds_count {1}\n"
     )
-    found = _watch(
-        serve(_page(2) + stages.format(9, 2, 9), _page(6, ttft_s=0.25) + stages.format(9.2, 6, 9.6))
-    )
+    found = _watch(serve(_page(2) + stages.format(9, 2, 9), _page(6, ttft_s=0.25) + stages.format(9.2, 6, 9.6)))
     assert found["first_tokens"] == 4
     assert found["queue_mean_ms"] == pytest.approx(50)
     assert found["prefill_mean_ms"] == pytest.approx(150)
@@ -88,8 +77,9 @@ def test_tgi_and_older_vllm_names_are_known():
 
 
 def test_a_share_is_the_mean_over_the_engines_of_a_page():
-    lines = [f'vllm:{name}{{engine="{i}"}} 0.8\n' for name in ("kv_cache_usage_perc",
-             "num_requests_running") for i in (0, 1)]  # fmt: skip
+    lines = [
+        f'vllm:{name}{{engine="{i}"}} 0.8\n' for name in ("kv_cache_usage_perc", "num_requests_running") for i in (0, 1)
+    ]
     assert read_page("".join(lines)).gauges == {"running": 1.6, "kv_usage_frac": 0.8}
 
 

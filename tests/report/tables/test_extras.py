@@ -69,9 +69,7 @@ def test_the_steps_of_a_search_stand_in_the_order_in_which_they_were_taken():
     verdict = {"binding": "x", "planned": 40}
     tried = [
         line(level=1, concurrency=8, requests=40, search={**verdict, "passed": True, "ratio": 0.5}),
-        line(
-            level=0, concurrency=64, requests=9, search={**verdict, "passed": False, "ratio": None}
-        ),
+        line(level=0, concurrency=64, requests=9, search={**verdict, "passed": False, "ratio": None}),
     ]
     first, second = texts(search_table("concurrency", tried))
     assert first["Concurrent requests"] == "64"
@@ -89,17 +87,8 @@ def test_repeats_show_each_metrics_interval():
 
 
 def test_the_steady_window_stands_beside_the_whole_level():
-    steady = {
-        "start_s": 2.0,
-        "end_s": 8.0,
-        "throughput_tokens_per_s": 110.0,
-        "low": 105.0,
-        "high": 115.0,
-        "share": 0.6,
-    }
-    (row,) = texts(
-        steady_table("concurrency", [line(steady=steady, throughput_tokens_per_s=100.0)])
-    )
+    steady = {"start_s": 2.0, "end_s": 8.0, "throughput_tokens_per_s": 110.0, "low": 105.0, "high": 115.0, "share": 0.6}
+    (row,) = texts(steady_table("concurrency", [line(steady=steady, throughput_tokens_per_s=100.0)]))
     assert row["Whole level, tok/s"] == "100"
     assert row["Steady window: tok/s"] == "110"
     assert row["Difference"] == "+10.0 %"
@@ -171,16 +160,7 @@ def test_first_and_later_turns_stand_apart():
 
 
 @pytest.mark.parametrize(
-    "table",
-    [
-        search_table,
-        spread_table,
-        steady_table,
-        engine_table,
-        server_table,
-        power_table,
-        sessions_table,
-    ],
+    "table", [search_table, spread_table, steady_table, engine_table, server_table, power_table, sessions_table]
 )
 def test_a_run_without_it_has_no_such_table(table):
     assert table("concurrency", [line()]) is None

@@ -144,9 +144,13 @@ class Decoder:
     window_rotary: Rotary | None = None
 
     def logits(
-        self, token_ids: Tensor, positions: Tensor, contexts: Tensor, attend: Attend,
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        contexts: Tensor,
+        attend: Attend,
         sampled_rows: Tensor | slice = slice(None),
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Run a step; returns logits, shape (sampled rows, vocab).
 
         token_ids, positions, contexts  shape (rows,), as in PackedStep

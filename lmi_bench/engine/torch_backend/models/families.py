@@ -26,12 +26,7 @@ from torch import Tensor
 
 from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, Linear, Mlp, RmsNorm, Router
 from lmi_bench.engine.torch_backend.loading import WeightLoader
-from lmi_bench.engine.torch_backend.models.decoder import (
-    AttentionBlock,
-    Decoder,
-    LatentBlock,
-    Layer,
-)
+from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, LatentBlock, Layer
 from lmi_bench.engine.torch_backend.rotary import Rotary, turned_order
 from lmi_bench.models.spec import DecoderSpec
 
@@ -168,10 +163,16 @@ def build_with(load: WeightLoader, folder: Path) -> Decoder:
     embedding, head = load.vocabulary(f"{spec.tensors['embedding']}.weight")
     rotary = partial(Rotary, dtype=load.precision.compute, device=load.device)
     return Decoder(
-        shape=spec.shape(folder.resolve().name), spec=spec, precision=load.precision,
-        rotary=rotary(spec.rope, spec.turned or spec.head_dim), embedding=embedding,
+        shape=spec.shape(folder.resolve().name),
+        spec=spec,
+        precision=load.precision,
+        rotary=rotary(spec.rope, spec.turned or spec.head_dim),
+        embedding=embedding,
         layers=[build_layer(load, index) for index in range(spec.num_layers)],
-        norm=load.norm(spec.tensors["norm"]), head=head, held_bytes=load.held_bytes,
-        quantized=load.quantized, unread=load.checkpoint.unread(),
+        norm=load.norm(spec.tensors["norm"]),
+        head=head,
+        held_bytes=load.held_bytes,
+        quantized=load.quantized,
+        unread=load.checkpoint.unread(),
         window_rotary=rotary(spec.window_rope, spec.head_dim) if spec.window_rope else None,
-    )  # fmt: skip
+    )

@@ -90,9 +90,7 @@ class _RecordingLoader(WeightLoader):
     share: float = field(kw_only=True)
     inputs: dict[str, Inputs] = field(default_factory=dict, init=False)
 
-    def matrix(
-        self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
-    ) -> Linear:
+    def matrix(self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined) -> Linear:
         inputs = self.inputs[parts[0][0]] = Inputs(columns, self.share, self.device)
         return _RecordedLinear(super().matrix(parts, columns, bias, joined), inputs)
 
@@ -102,9 +100,7 @@ _SMALLEST: Final = 1e-4
 _SMALLEST_ACTIVATION: Final = 1e-5
 
 
-def find_factors(
-    settings: QuantizeSettings, group_size: int, weights: list[Tensor], inputs: Inputs
-) -> Tensor | None:
+def find_factors(settings: QuantizeSettings, group_size: int, weights: list[Tensor], inputs: Inputs) -> Tensor | None:
     """Factors for the columns of `weights`, which read the same inputs; the inputs are divided by
     them. Shape (features,); None: leave both unchanged."""
     if settings.scheme is Scheme.SMOOTHQUANT:
@@ -174,9 +170,7 @@ MOST_SEQUENCES: Final = 32
 _VERSION: Final = 1  # of the factors: increment when their computation changes
 
 
-def calibration_sequences(
-    folder: Path, text_file: Path | None, spec: DecoderSpec
-) -> list[list[int]]:
+def calibration_sequences(folder: Path, text_file: Path | None, spec: DecoderSpec) -> list[list[int]]:
     """A text as token ids, split into sequences of at most 128 tokens. Raises InputError if the
     file cannot be read or is too short."""
     text = read_text(text_file, CALIBRATION)
@@ -307,14 +301,8 @@ def prepare(calibration: Calibration, *, degree: int = 1) -> loader.QuantizePlan
         return stored
     if settings.scheme is Scheme.NONE:
         return None
-    group_size = (
-        loader.check_group_size(folder.name, spec, degree) if settings.scheme.grouped else 0
-    )
-    if settings.scheme.calibrated and (
-        spec.norm_plus_one or spec.sinks or spec.dense_layers or spec.shared_ffn_size
-    ):
-        raise InputError(
-            f"{folder.name}: {settings.scheme} has no factors for {spec.family}'s norms"
-        )
+    group_size = loader.check_group_size(folder.name, spec, degree) if settings.scheme.grouped else 0
+    if settings.scheme.calibrated and (spec.norm_plus_one or spec.sinks or spec.dense_layers or spec.shared_ffn_size):
+        raise InputError(f"{folder.name}: {settings.scheme} has no factors for {spec.family}'s norms")
     factors = calibration.factors(group_size) if settings.scheme.calibrated else None
     return loader.QuantizePlan(settings, group_size, factors)

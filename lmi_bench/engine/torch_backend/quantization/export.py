@@ -25,9 +25,8 @@ from lmi_bench.models.folder import make_new_folder
 
 
 def export_quantized(
-    folder: Path, out: Path, settings: QuantizeSettings, *, dtype: str = "bfloat16",
-    tell: Tell | None = None,
-) -> int:  # fmt: skip
+    folder: Path, out: Path, settings: QuantizeSettings, *, dtype: str = "bfloat16", tell: Tell | None = None
+) -> int:
     """Round a model's matrices and write them with the rest of its folder to `out`.
 
     dtype    storage format of the remaining floats
@@ -86,34 +85,29 @@ def _tensors(weight: rounding.QuantizedWeight) -> Mapping[str, Tensor]:
             "scale": weight.scale.half(),
             "zeros": weight.zeros,
         }
-    return {
-        "fp8" if weight.values.dtype is rounding.FP8 else "int8": weight.values,
-        "scale": weight.scale,
-    }
+    return {"fp8" if weight.values.dtype is rounding.FP8 else "int8": weight.values, "scale": weight.scale}
 
 
 def _config(plan: loader.QuantizePlan) -> dict[str, Any]:
     settings = plan.settings
     if settings.scheme is Scheme.AWQ_INT4:
         return {
-            "quant_method": "awq", "bits": 4, "group_size": plan.group_size, "zero_point": True,
-            "version": "gemm", "modules_to_not_convert": None,
-        }  # fmt: skip
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": plan.group_size,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": None,
+        }
     stated: dict[str, Any] = {"quant_method": loader.OWN_METHOD, "scheme": settings.scheme.value}
     if settings.scheme.grouped:
         stated["group_size"] = plan.group_size
     if settings.scheme is Scheme.SMOOTHQUANT:
-        stated |= {
-            "alpha": settings.alpha,
-            "per_token": settings.per_token,
-            "per_channel": settings.per_channel,
-        }
+        stated |= {"alpha": settings.alpha, "per_token": settings.per_token, "per_channel": settings.per_channel}
     return stated
 
 
-def layer_errors(
-    folder: Path, settings: QuantizeSettings, *, dtype: str, tell: Tell | None = None
-) -> dict[str, float]:
+def layer_errors(folder: Path, settings: QuantizeSettings, *, dtype: str, tell: Tell | None = None) -> dict[str, float]:
     """|rounded outputs - outputs| / |outputs| of every quantized matrix, by name, for inputs from
     the calibration text, with this machine's kernels."""
     calibration = Calibration(read_model(folder), settings, dtype, torch.device("cpu"), tell)
@@ -133,9 +127,7 @@ def layer_errors(
     return errors
 
 
-def _error(
-    checkpoint: Checkpoint, name: str, rows: Tensor, plan: loader.QuantizePlan, kernels: Kernels
-) -> float:
+def _error(checkpoint: Checkpoint, name: str, rows: Tensor, plan: loader.QuantizePlan, kernels: Kernels) -> float:
     kinds = ("weight", loader.COLUMN_FACTORS, loader.LARGEST_INPUT)
     full, factors, fixed = (f"{name}.{kind}" for kind in kinds)
     weight = checkpoint.whole(full).float()

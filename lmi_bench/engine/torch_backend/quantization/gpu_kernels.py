@@ -31,10 +31,24 @@ def _scaled(sums, scale_ptr, at, has_output):
 
 @triton.jit(do_not_specialize=["rows"])
 def quantized_product_kernel(
-    x_ptr, weight_ptr, scale_ptr, zeros_ptr, unit_ptr, out_ptr, rows, outputs, inputs, group_size,
-    NIBBLES: tl.constexpr, GROUPED: tl.constexpr, ROUNDED: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    zeros_ptr,
+    unit_ptr,
+    out_ptr,
+    rows,
+    outputs,
+    inputs,
+    group_size,
+    NIBBLES: tl.constexpr,
+    GROUPED: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
     """One program per (block of outputs, block of rows, split of the inputs): its part of
     x @ weight.T, times the unit of each row if x is ROUNDED; int8 rows are summed in int32.
 
@@ -57,9 +71,7 @@ def quantized_product_kernel(
         stored = tl.load(at, mask=has_output[:, None], other=0.0)
         for half in tl.static_range(halves):
             first = half * stored_inputs
-            x = tl.load(
-                x_ptr + row[:, None] * inputs + first + k[None, :], mask=has_row[:, None], other=0.0
-            )
+            x = tl.load(x_ptr + row[:, None] * inputs + first + k[None, :], mask=has_row[:, None], other=0.0)
             place = (first + tile * BLOCK_IN) // group_size * outputs + ids
             values = _centred(stored, zeros_ptr, place, has_output, 4 * half, NIBBLES)
             part = tl.dot(x, tl.trans(values.to(x.dtype)), input_precision="ieee")

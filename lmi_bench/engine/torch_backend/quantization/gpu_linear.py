@@ -79,11 +79,24 @@ class GpuLinear(linear.UnpackedLinear):
         kind = dtype if splits == 1 else torch.float32
         out = torch.empty(splits, count, outputs, dtype=kind, device=x.device)
         gpu_kernels.quantized_product_kernel[(*blocks, splits)](
-            x, self._values, self._scale, self._zeros, self._scale if unit is None else unit, out,
-            count, outputs, inputs, self._group_size, NIBBLES=self._nibbles,
-            GROUPED=self._group_size < inputs, ROUNDED=unit is not None, BLOCK_ROWS=block_rows,
-            BLOCK_OUT=_FEW_OUTPUTS, BLOCK_IN=self._block_in, SPLITS=splits,
-        )  # fmt: skip
+            x,
+            self._values,
+            self._scale,
+            self._zeros,
+            self._scale if unit is None else unit,
+            out,
+            count,
+            outputs,
+            inputs,
+            self._group_size,
+            NIBBLES=self._nibbles,
+            GROUPED=self._group_size < inputs,
+            ROUNDED=unit is not None,
+            BLOCK_ROWS=block_rows,
+            BLOCK_OUT=_FEW_OUTPUTS,
+            BLOCK_IN=self._block_in,
+            SPLITS=splits,
+        )
         return out[0] if splits == 1 else out.sum(dim=0).to(dtype)
 
 
@@ -96,11 +109,7 @@ class RoundedGpuLinear(GpuLinear):
             return self.multiplied(rounded, unit, x.dtype)
         if rounded.dtype is rounding.FP8:
             product: Tensor = torch._scaled_mm(
-                rounded,
-                self._values.t(),
-                scale_a=unit,
-                scale_b=self._scale,
-                out_dtype=torch.bfloat16,
+                rounded, self._values.t(), scale_a=unit, scale_b=self._scale, out_dtype=torch.bfloat16
             )
             return product.to(x.dtype)
         padded = functional.pad(rounded, (0, 0, 0, -len(x) % _SIDE))

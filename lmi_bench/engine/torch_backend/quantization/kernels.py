@@ -59,9 +59,7 @@ def _no_kernel(*_: object) -> QuantizedLinear:
 NO_KERNELS: Final = Kernels(_no_kernel, "not quantized")
 
 
-def choose_kernels(
-    settings: QuantizeSettings, precision: Precision, device: torch.device
-) -> Kernels:
+def choose_kernels(settings: QuantizeSettings, precision: Precision, device: torch.device) -> Kernels:
     """The fastest working kernels for the scheme of `settings`."""
     scheme = settings.scheme
     if scheme is Scheme.NONE:
@@ -101,9 +99,7 @@ def _on_cpu(scheme: Scheme, precision: Precision) -> Kernels | None:
     return Kernels(make, words)
 
 
-def on_gpu(
-    scheme: Scheme, precision: Precision, device: torch.device, *, rounds: bool = True
-) -> Kernels | None:
+def on_gpu(scheme: Scheme, precision: Precision, device: torch.device, *, rounds: bool = True) -> Kernels | None:
     """Triton's kernels for a scheme on a GPU; None where they do not work.
 
     rounds  round activations if the scheme does
@@ -122,18 +118,14 @@ def on_gpu(
         if not _works(form, weight, rows, otherwise(weight, None)(rows) if rounds else None):
             return None
 
-    def make(
-        weight: rounding.QuantizedWeight, bias: Tensor | None, *fixed: Tensor
-    ) -> QuantizedLinear:
+    def make(weight: rounding.QuantizedWeight, bias: Tensor | None, *fixed: Tensor) -> QuantizedLinear:
         fits = gpu_linear.fits(weight) and not fixed
         return (form if fits else otherwise)(weight, bias, *fixed)
 
     return Kernels(make, "Triton's kernels, a prompt's rows with torch's", fits=gpu_linear.fits)
 
 
-def _works(
-    form: Make, weight: rounding.QuantizedWeight, rows: Tensor, wanted: Tensor | None = None
-) -> bool:
+def _works(form: Make, weight: rounding.QuantizedWeight, rows: Tensor, wanted: Tensor | None = None) -> bool:
     """True if a product is close to the wanted one, or else to that with the dequantized weight."""
     if wanted is None:
         wanted = rows.float() @ weight.floats().t()

@@ -82,9 +82,7 @@ class ScaledRows(UnpackedLinear):
     Activations are not rounded. Few rows of int8 use torch's own bfloat16 kernel where it is
     faster."""
 
-    def __init__(
-        self, weight: QuantizedWeight, bias: Tensor | None, *, kernel_rows: int = 0
-    ) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, kernel_rows: int = 0) -> None:
         self._values = weight.values.contiguous()
         self._scale = weight.scale
         self.kernel_rows = kernel_rows
@@ -127,9 +125,7 @@ class RoundedRows:
 class W8A8ByOneDnn(QuantizedLinear):
     """int8 weights in oneDNN's layout, and int8 activations."""
 
-    def __init__(
-        self, weight: QuantizedWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
-    ) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, fixed_largest: Tensor | None = None) -> None:
         """fixed_largest  largest activation in calibration; None: each row's own"""
         ops: Any = torch.ops.onednn
         packed = ops.qlinear_prepack(weight.values.contiguous(), None)
@@ -149,9 +145,7 @@ class W8A8ByOneDnn(QuantizedLinear):
 class Emulated(ScaledRows):
     """Rounded weights and activations without a kernel: multiplied as float32."""
 
-    def __init__(
-        self, weight: QuantizedWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
-    ) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, fixed_largest: Tensor | None = None) -> None:
         super().__init__(weight, bias)
         self._round = RoundedRows(weight.values.dtype, fixed_largest)
 

@@ -60,9 +60,7 @@ def check_group_size(name: str, spec: DecoderSpec, degree: int) -> int:
     )
 
 
-def stored_plan(
-    folder: Path, config: Mapping[str, Any], spec: DecoderSpec, degree: int
-) -> QuantizePlan | None:
+def stored_plan(folder: Path, config: Mapping[str, Any], spec: DecoderSpec, degree: int) -> QuantizePlan | None:
     """The plan of a folder with quantized weights; None for other folders. Raises InputError for an
     unknown format, CapacityError if ranks would split a group."""
     stated = config.get("quantization_config")
@@ -127,12 +125,7 @@ def _own_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
 
 def _matrix_inputs(spec: DecoderSpec, degree: int) -> tuple[int, ...]:
     """Input sizes of a rank's matrices; those split by columns have a part."""
-    split = (
-        spec.num_heads * spec.head_dim,
-        spec.ffn_size,
-        spec.dense_ffn_size,
-        spec.shared_ffn_size,
-    )
+    split = (spec.num_heads * spec.head_dim, spec.ffn_size, spec.dense_ffn_size, spec.shared_ffn_size)
     return (spec.hidden_size, *(size // degree for size in split if size))
 
 
@@ -159,10 +152,7 @@ class QuantizingLoader(WeightLoader):
         else:
             self._kernels = kernels = choose_kernels(settings, *where)
         self.quantized = QuantizedBytes(
-            settings.scheme,
-            kernels=kernels.words,
-            emulated=kernels.emulated,
-            weights_only=self.plan.kept,
+            settings.scheme, kernels=kernels.words, emulated=kernels.emulated, weights_only=self.plan.kept
         )
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -173,9 +163,7 @@ class QuantizingLoader(WeightLoader):
         stored = self.checkpoint.tensor(name, *shape).to(self.device, self.precision.stored)
         return apply_factors(self.checkpoint, name, stored.float())
 
-    def matrix(
-        self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
-    ) -> Linear:
+    def matrix(self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined) -> Linear:
         first = parts[0][0]
         kept = [self._kept(name) for name, _ in parts] if self.plan.kept else [None]
         if all(weight is not None for weight in kept):
@@ -199,9 +187,7 @@ class QuantizingLoader(WeightLoader):
         ]
         return self._made(weight, bias, *largest)
 
-    def _made(
-        self, weight: rounding.QuantizedWeight, bias: Tensor | None, *largest: Tensor
-    ) -> Linear:
+    def _made(self, weight: rounding.QuantizedWeight, bias: Tensor | None, *largest: Tensor) -> Linear:
         linear = self._kernels.make(weight, bias, *largest)
         self.quantized.held_bytes += linear.nbytes
         self.quantized.float_bytes += weight.values.numel() * self.precision.stored.itemsize
@@ -231,13 +217,9 @@ class QuantizingLoader(WeightLoader):
             case Scheme.AWQ_INT3:
                 packed = take(f"{name}.packed_3bit", rows, columns * 3 // 8)
                 scale, zeros = (take(f"{name}.{kind}", rows, groups) for kind in ("scale", "zeros"))
-                return rounding.QuantizedWeight(
-                    rounding.unpack_3bit_from_file(packed), scale.float(), zeros, bits=3
-                )
+                return rounding.QuantizedWeight(rounding.unpack_3bit_from_file(packed), scale.float(), zeros, bits=3)
         if rows % 8:
-            raise InputError(
-                f"{name}: AWQ packs outputs in eights, and this device gets {rows}: lower --tp"
-            )
+            raise InputError(f"{name}: AWQ packs outputs in eights, and this device gets {rows}: lower --tp")
         return rounding.from_awq(
             take(f"{name}.qweight", columns, rows // 8),
             take(f"{name}.qzeros", groups, rows // 8),
@@ -256,9 +238,7 @@ def _joined(weights: Sequence[Any], joined: Joined) -> rounding.QuantizedWeight:
     return one
 
 
-def apply_factors(
-    checkpoint: Checkpoint, name: str, whole: Tensor, *, columns_alone: bool = False
-) -> Tensor:
+def apply_factors(checkpoint: Checkpoint, name: str, whole: Tensor, *, columns_alone: bool = False) -> Tensor:
     """Apply the calibration factors to a weight or bias, or to this rank's part of one.
 
     columns_alone  leave the outputs unscaled, to compare a single matrix
@@ -285,10 +265,15 @@ def relative_error(rounded: Tensor, exact: Tensor) -> float:
 
 
 def build_model(
-    folder: Path, spec: DecoderSpec, precision: Precision, device: torch.device,
-    progress: Progress | None = None, collectives: Collectives | None = None,
-    plan: QuantizePlan | None = None, strategy: str | None = None,
-) -> Decoder:  # fmt: skip
+    folder: Path,
+    spec: DecoderSpec,
+    precision: Precision,
+    device: torch.device,
+    progress: Progress | None = None,
+    collectives: Collectives | None = None,
+    plan: QuantizePlan | None = None,
+    strategy: str | None = None,
+) -> Decoder:
     """Load the model's weights; raises InputError if they cannot be loaded.
 
     progress     called with the bytes read and all bytes, after each tensor

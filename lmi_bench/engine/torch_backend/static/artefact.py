@@ -74,9 +74,7 @@ def graph_shapes(*, most_sequences: int, max_tokens: int) -> tuple[StaticShape, 
     return tuple(StaticShape(sequences, max_tokens) for sequences in buckets)
 
 
-def fitted(
-    shapes: Iterable[StaticShape], *, max_tokens: int, block_size: int
-) -> tuple[StaticShape, ...]:
+def fitted(shapes: Iterable[StaticShape], *, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
     """Round shapes up to whole blocks; raises InputError if one exceeds the maximum length."""
     whole = set()
     for shape in shapes:
@@ -93,9 +91,7 @@ def rounded_up(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size) * block_size
 
 
-def covering(
-    shapes: Sequence[StaticShape], sequences: int, context_tokens: int
-) -> StaticShape | None:
+def covering(shapes: Sequence[StaticShape], sequences: int, context_tokens: int) -> StaticShape | None:
     """The shape with the fewest padded tokens that covers the step; None if none does."""
     fit = [s for s in shapes if sequences <= s.sequences and context_tokens <= s.context_tokens]
     return min(fit, key=lambda one: (one.sequences * one.context_tokens, one), default=None)
@@ -137,11 +133,7 @@ def open_artefact(folder: Path, key: ArtefactKey) -> Artefact:
     InputError with the differing fields, or with the file whose hash differs."""
     manifest = _read_manifest(folder)
     other = manifest["key"]
-    different = [
-        f"{name} {other.get(name)!r}, here {mine!r}"
-        for name, mine in key.items()
-        if other.get(name) != mine
-    ]
+    different = [f"{name} {other.get(name)!r}, here {mine!r}" for name, mine in key.items() if other.get(name) != mine]
     if different:
         raise InputError(
             f"{folder} was compiled for another engine: {'; '.join(different)}. Compile it again "
@@ -204,9 +196,7 @@ def check_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         open(folder / LOCK, "ab", opener=open_plain).close()
     except OSError as exc:
-        raise InputError(
-            f"{folder} cannot be written: {file_reason(exc)}; name another folder"
-        ) from exc
+        raise InputError(f"{folder} cannot be written: {file_reason(exc)}; name another folder") from exc
 
 
 def default_folder(key: ArtefactKey) -> Path:
@@ -223,9 +213,11 @@ def _compile_one(folder: Path, shape: StaticShape, compile_step: Compile) -> dic
         compile_step(shape, unfinished)
         unfinished.replace(path)
     return {
-        "file": path.name, "sha256": _sha256(path), "bytes": path.stat().st_size,
+        "file": path.name,
+        "sha256": _sha256(path),
+        "bytes": path.stat().st_size,
         "compile_s": time.monotonic() - start_s,
-    }  # fmt: skip
+    }
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

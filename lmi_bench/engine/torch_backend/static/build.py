@@ -112,16 +112,18 @@ def _is_without(eager: TorchForward, settings: StepSettings) -> bool:
     if compiled and eager.cache.shape.dtype is FLOAT8:
         raise InputError("compiled steps have no float8 cache: leave --kv-dtype float8 out")
     if without and compiled:
-        raise InputError(
-            f"{eager.shape.name}: steps with sinks or latent attention cannot be compiled"
-        )
+        raise InputError(f"{eager.shape.name}: steps with sinks or latent attention cannot be compiled")
     return without
 
 
 def with_prepared_steps(
-    eager: TorchForward, settings: StepSettings, *, tensor_parallel: int = 1,
-    quantize: str = "none", tell: Tell | None = None,
-) -> Forwards:  # fmt: skip
+    eager: TorchForward,
+    settings: StepSettings,
+    *,
+    tensor_parallel: int = 1,
+    quantize: str = "none",
+    tell: Tell | None = None,
+) -> Forwards:
     """The wanted decode steps, and the others in `eager`, whose cache then has SPARE_BLOCKS
     more blocks than its sequences use.
 

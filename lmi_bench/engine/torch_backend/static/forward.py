@@ -29,9 +29,7 @@ class StepBuffers:
     block_tables          shape (sequences, context_tokens / block_size)
     """
 
-    def __init__(
-        self, shape: StaticShape, *, block_size: int, spare_block: int, device: torch.device
-    ) -> None:
+    def __init__(self, shape: StaticShape, *, block_size: int, spare_block: int, device: torch.device) -> None:
         """spare_block  the block that belongs to no sequence"""
         self.shape = shape
         self._spare_block = spare_block
@@ -167,9 +165,7 @@ class StaticForward:
     static_steps, other_steps  numbers of both kinds
     """
 
-    def __init__(
-        self, otherwise: Forward, prepared: Mapping[StaticShape, Prepared], *, splits: bool = False
-    ) -> None:
+    def __init__(self, otherwise: Forward, prepared: Mapping[StaticShape, Prepared], *, splits: bool = False) -> None:
         """splits  run the decode rows of a step with prompts apart from it, in a prepared shape"""
         self.shape = otherwise.shape
         self.block_size = otherwise.block_size
@@ -206,14 +202,10 @@ class StaticForward:
         tokens = result.likeliest[: len(ready)].tolist() + beside
         return [tokens[place] for place in _order(sequences, ready, rest)]
 
-    def _run(
-        self, sequences: Sequence[SequenceRows]
-    ) -> tuple[StepResult | None, list[int], list[int]]:
+    def _run(self, sequences: Sequence[SequenceRows]) -> tuple[StepResult | None, list[int], list[int]]:
         """Start the decode rows in a prepared shape: their result, their places in the step, and
         those of the sequences left for the other back end; without a result, it takes all."""
-        ready = [
-            i for i, rows in enumerate(sequences) if len(rows.token_ids) == 1 and rows.sampled == 1
-        ]
+        ready = [i for i, rows in enumerate(sequences) if len(rows.token_ids) == 1 and rows.sampled == 1]
         chosen = set(ready)
         rest = [i for i in range(len(sequences)) if i not in chosen]
         shape = None
@@ -277,10 +269,7 @@ def compare_steps(prepared: StaticForward, eager: Forward) -> list[StepDifferenc
     for shape in prepared.shapes:
         prompts = _prompts(shape, eager)
         eager.logits(prompts)
-        step = [
-            SequenceRows([rows.token_ids[0]], len(rows.token_ids), rows.block_table, 1)
-            for rows in prompts
-        ]
+        step = [SequenceRows([rows.token_ids[0]], len(rows.token_ids), rows.block_table, 1) for rows in prompts]
         ours, theirs = (forward.logits(step).float() for forward in (prepared.only(shape), eager))
         found.append(
             StepDifference(

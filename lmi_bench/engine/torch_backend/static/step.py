@@ -87,9 +87,7 @@ class _Call(Linear):
         return operator(x, residual, self.number, self.features)
 
 
-def _rebuilt(
-    model: Decoder, norm: Callable[[Norm], Norm], part: Callable[[Part, int], Linear]
-) -> Decoder:
+def _rebuilt(model: Decoder, norm: Callable[[Norm], Norm], part: Callable[[Part, int], Linear]) -> Decoder:
     """The model with others in place of its norms, and of its parts with their features, made in
     the same order each time."""
 
@@ -149,9 +147,14 @@ class DecodeStep(torch.nn.Module):
         return _Call(len(self._parts) - 1, features)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, block_tables: Tensor, keys: Sequence[Tensor],
-        values: Sequence[Tensor], norm_tensors: Sequence[Tensor],
-    ) -> Tensor:  # fmt: skip
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        block_tables: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        norm_tensors: Sequence[Tensor],
+    ) -> Tensor:
         """Store every row's keys and values; returns logits, shape (sequences, vocab).
 
         token_ids, positions  shape (sequences,)
@@ -197,9 +200,7 @@ class DecodeStep(torch.nn.Module):
         )
         return model.logits(token_ids, positions, positions + 1, attend)
 
-    def _bias(
-        self, positions: Tensor, tokens: int, window: int | None, dtype: torch.dtype
-    ) -> Tensor:
+    def _bias(self, positions: Tensor, tokens: int, window: int | None, dtype: torch.dtype) -> Tensor:
         """The mask for a window, added to the scores; shape (sequences * kv_heads, 1, tokens)."""
         columns = torch.arange(tokens, device=positions.device)
         unseen = columns > positions[:, None]
@@ -263,13 +264,18 @@ def key_of(eager: TorchForward, *, tensor_parallel: int, quantize: str) -> Artef
     cache, precision = eager.cache, eager.model.precision
     layers = json.dumps(asdict(eager.model.spec), sort_keys=True, default=str)
     return {
-        "format": FORMAT, "model": hashlib.sha256(layers.encode()).hexdigest()[:16],
-        "tensor_parallel": tensor_parallel, "weights": dtype_name(precision.stored),
-        "compute": dtype_name(precision.compute), "kv_dtype": dtype_name(cache.shape.dtype),
-        "quantize": quantize, "block_size": cache.shape.block_size,
-        "device": device_name(cache.keys[0].device), "torch": torch.__version__,
+        "format": FORMAT,
+        "model": hashlib.sha256(layers.encode()).hexdigest()[:16],
+        "tensor_parallel": tensor_parallel,
+        "weights": dtype_name(precision.stored),
+        "compute": dtype_name(precision.compute),
+        "kv_dtype": dtype_name(cache.shape.dtype),
+        "quantize": quantize,
+        "block_size": cache.shape.block_size,
+        "device": device_name(cache.keys[0].device),
+        "torch": torch.__version__,
         "settings": json.dumps({**SETTINGS, "step": STEP_VERSION}, sort_keys=True),
-    }  # fmt: skip
+    }
 
 
 def device_name(device: torch.device) -> str:
@@ -283,9 +289,7 @@ def device_name(device: torch.device) -> str:
     return f"{platform.machine()}, {level}, features {features or 'unknown'}"
 
 
-def _compile(
-    step: DecodeStep, inputs: tuple[Any, ...], dimensions: tuple[Any, ...], path: Path
-) -> None:
+def _compile(step: DecodeStep, inputs: tuple[Any, ...], dimensions: tuple[Any, ...], path: Path) -> None:
     from torch._inductor.exc import InductorError  # takes seconds: import only to compile
 
     with torch.no_grad():
