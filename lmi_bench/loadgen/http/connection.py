@@ -17,9 +17,10 @@ from time import monotonic_ns
 import httptools
 
 from lmi_bench.core.errors import TargetError, TargetErrorKind
+from lmi_bench.loadgen.http import native_tls
 from lmi_bench.loadgen.http.answer import Read, is_close_delimited
 from lmi_bench.loadgen.http.kernel_time import SO_TIMESTAMPNS
-from lmi_bench.loadgen.http.native_harvest import CLOSED, FAILED
+from lmi_bench.loadgen.http.native_harvest import CLOSED, FAILED, TLS_FAILED
 from lmi_bench.loadgen.http.receive import Receiver
 
 READ_BYTES = 65536
@@ -120,7 +121,7 @@ class Connection:
         self.sent_by_ns = 0
         self.reads: Sequence[Read] = self._reads
         self.reusable = True
-        self._kept = receiver.add_kept(self) if tls is None else None
+        self._kept = receiver.add_kept(self, None if tls is None else tls.session)
         self.native = self._kept is not None
         if not self.native:
             receiver.add(self)
@@ -239,6 +240,8 @@ class Connection:
             self._end_of_stream()
         elif kind == FAILED and self.fd >= 0:
             self._fail("broken_stream", f"the connection broke: {os.strerror(error)}")
+        elif kind == TLS_FAILED and self.fd >= 0:
+            self._fail("tls", f"TLS failed in mid-stream: {native_tls.reason(error)}")
 
     def _feed(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
         """Look for the response's end in bytes that the parser has not seen."""

@@ -4,7 +4,10 @@ Each read is kept with its times in its stream's buffer. The caller is told of a
 the end of a response may be among what came, when it closed or failed, or when it can write again;
 and of every descriptor of the same epoll that is no stream. All times are CLOCK_MONOTONIC ns but
 the kernel's, which are its own (CLOCK_REALTIME). Nothing here blocks but `harvester_wait`, and one
-thread uses a harvester. */
+thread uses a harvester.
+
+TLS is decrypted by the library that Python's `ssl` has loaded (see `native_tls.py`): Python makes the
+handshake and sends, and the session is read here. Nothing of OpenSSL is needed to compile this. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,8 +25,11 @@ thread uses a harvester. */
 #define SCM_TIMESTAMPNS SO_TIMESTAMPNS
 #endif
 
-enum { READ_BYTES = 65536, KEPT_BYTES = 262144, KEPT_ROWS = 8192 };
-enum wake_kind { NO_STREAM = 0, MAY_HAVE_ENDED = 1, CLOSED = 2, FAILED = 3, WRITABLE = 4 };
+enum { READ_BYTES = 65536, MOST_READS = 8192, KEPT_BYTES = 262144, KEPT_ROWS = 8192 };
+enum { MOST_PLAIN_BYTES = 16384, WANT_READ = 2, ZERO_RETURN = 6 }; /* of a TLS record; SSL_ERROR_... */
+enum wake_kind {
+    NO_STREAM = 0, MAY_HAVE_ENDED = 1, CLOSED = 2, FAILED = 3, WRITABLE = 4, TLS_FAILED = 5
+};
 
 struct row { /* one read: `end` is the response's bytes up to and with it */
     int64_t user_ns, bound_ns, end;
@@ -38,12 +44,21 @@ struct stream {
     int64_t limit_bytes; /* the caller is told of each read beyond it */
     int64_t chunked;     /* the body is: reads that end a chunk of events are no end */
     int64_t capacity_bytes, capacity_rows;
+    void *session, *incoming; /* SSL and the memory BIO that it reads; NULL without TLS */
+};
+
+struct tls_calls { /* the same order as in `native_tls.py` */
+    int (*read)(void *session, void *plain, int num_bytes);   /* SSL_read */
+    int (*error)(const void *session, int result);            /* SSL_get_error */
+    int (*feed)(void *incoming, const void *data, int num_bytes); /* BIO_write */
+    unsigned long (*reason)(void);                            /* ERR_peek_last_error */
+    void (*clear)(void);                                      /* ERR_clear_error */
 };
 
 struct wake {
     int32_t fd, kind;
     uint32_t events;
-    int32_t error; /* errno of FAILED */
+    int32_t error; /* errno of FAILED, OpenSSL's code of TLS_FAILED */
 };
 
 struct harvester {
@@ -54,6 +69,7 @@ struct harvester {
     struct epoll_event *events;
     int num_events;
     int no_pwait2; /* the kernel is older than epoll_pwait2 (5.11) */
+    struct tls_calls tls;
     uint8_t scratch[READ_BYTES];
 };
 
@@ -101,6 +117,16 @@ struct stream *harvester_add(struct harvester *self, int fd) {
     }
     free_stream(self->streams[fd]);
     return self->streams[fd] = calloc(1, sizeof(struct stream));
+}
+
+/* Decrypt what this stream reads from now on; `calls` are those of the session's library. */
+void harvester_decrypt(
+    struct harvester *self, struct stream *stream, const struct tls_calls *calls, void *session,
+    void *incoming
+) {
+    self->tls = *calls;
+    stream->session = session;
+    stream->incoming = incoming;
 }
 
 void harvester_remove(struct harvester *self, int fd) {
@@ -160,10 +186,33 @@ static void take_stamp(struct msghdr *message, struct row *row) {
 }
 
 /* Whether these are the last bytes of a chunk of events: a response ends with an empty line. */
-static int more_follows(const uint8_t *data, ssize_t num_bytes) {
+static int more_follows(const uint8_t *data, int64_t num_bytes) {
     if (num_bytes < 4) return 0;
     const uint8_t *tail = data + num_bytes - 4;
     return memcmp(tail, "\n\n\r\n", 4) == 0 || memcmp(tail, "}\n\r\n", 4) == 0;
+}
+
+/* Add the plain bytes of a read to the stream; 0 if that went well, or why not. */
+static enum wake_kind decrypt(
+    struct harvester *self, struct stream *stream, int num_bytes, int32_t *error
+) {
+    self->tls.clear(); /* an older error would pass for this session's */
+    *error = ENOMEM;
+    if (self->tls.feed(stream->incoming, self->scratch, num_bytes) != num_bytes) return FAILED;
+    for (;;) {
+        if (!has_room(stream, MOST_PLAIN_BYTES)) return FAILED;
+        uint8_t *plain = stream->data + stream->num_bytes;
+        int got = self->tls.read(stream->session, plain, MOST_PLAIN_BYTES);
+        if (got > 0) {
+            stream->num_bytes += got;
+            continue;
+        }
+        int why = self->tls.error(stream->session, got);
+        if (why == WANT_READ) return 0;
+        if (why == ZERO_RETURN) return CLOSED;
+        *error = (int32_t)self->tls.reason();
+        return TLS_FAILED;
+    }
 }
 
 /* Read once, `came` bytes or none; 0 if nobody need be told. */
@@ -187,20 +236,26 @@ static enum wake_kind read_once(
         return FAILED;
     }
     if (num_bytes == 0) return CLOSED;
-    if (!has_room(stream, num_bytes)) {
+    int64_t before = stream->num_bytes;
+    enum wake_kind ended = 0;
+    if (stream->session != NULL) {
+        ended = decrypt(self, stream, (int)num_bytes, error);
+        if (stream->num_bytes == before) return ended; /* a part of a record, or a ticket */
+    } else if (has_room(stream, num_bytes)) {
+        memcpy(stream->data + before, self->scratch, (size_t)num_bytes);
+        stream->num_bytes += num_bytes;
+    } else {
         *error = ENOMEM;
         return FAILED;
     }
-    int quiet = stream->chunked && stream->num_bytes < stream->limit_bytes &&
-                more_follows(self->scratch, num_bytes);
-    memcpy(stream->data + stream->num_bytes, self->scratch, (size_t)num_bytes);
-    stream->num_bytes += num_bytes;
+    int quiet = stream->chunked && before < stream->limit_bytes &&
+                more_follows(stream->data + before, stream->num_bytes - before);
     struct row *row = &stream->rows[stream->num_rows++];
     row->user_ns = monotonic_ns();
     row->bound_ns = bound_ns;
     row->end = stream->num_bytes;
     take_stamp(&message, row);
-    return quiet ? 0 : MAY_HAVE_ENDED;
+    return ended ? ended : quiet ? 0 : MAY_HAVE_ENDED;
 }
 
 static int wait_for_events(struct harvester *self, int most, int64_t wait_ns) {
@@ -229,13 +284,18 @@ static int read_stream(
     int32_t error = 0;
     enum wake_kind seen = 0, kind;
     ssize_t came;
+    int num_reads = 0; /* without end if a server sends TLS records that hold no plain byte */
     do {
         kind = read_once(self, stream, fd, bound_ns, &error, &came);
         if (kind) seen = kind;
     } while (
-        came && (came == READ_BYTES || to_the_end) && kind != FAILED &&
-        stream->num_bytes <= stream->limit_bytes
+        came && (came == READ_BYTES || to_the_end) && kind <= MAY_HAVE_ENDED &&
+        stream->num_bytes <= stream->limit_bytes && ++num_reads < MOST_READS
     );
+    if (num_reads == MOST_READS) {
+        seen = FAILED;
+        error = EMSGSIZE;
+    }
     if (!seen) return 0;
     *wake = (struct wake){fd, seen, events, error};
     return 1;

@@ -8,6 +8,7 @@ import ctypes
 import math
 import os
 import select
+import ssl
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,14 @@ from typing import Final, Literal, overload
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.native_build import RECEIVER, NativeUnavailableError
 from lmi_bench.core.native_build import library as build_library
+from lmi_bench.loadgen.http import native_tls
 from lmi_bench.loadgen.http.answer import Read
 
 Receive = Literal["auto", "native", "python"]
 
 _ROW = struct.Struct("@qqq16s")
 _NO_STAMP = struct.pack("@qq", -1, -1)
-NO_STREAM, MAY_HAVE_ENDED, CLOSED, FAILED, WRITABLE = range(5)
+NO_STREAM, MAY_HAVE_ENDED, CLOSED, FAILED, WRITABLE, TLS_FAILED = range(6)
 """Why Python is woken: `enum wake_kind` of `harvest.c`."""
 WATCHED: Final = sum(getattr(select, f"EPOLL{name}", 0) for name in ("IN", "RDHUP", "ET"))
 """How a kept stream is added to the epoll; see `harvester_add`."""
@@ -57,17 +59,17 @@ class ReceiveChoice:
 def choose_receive(wanted: Receive, *, tls: bool = False, tell: Callable[[str], None] | None = None) -> ReceiveChoice:
     """The native receiver if available, built first if necessary (under a second).
 
-    tls   the endpoint's connections are encrypted: Python reads those
+    tls   the endpoint's connections are encrypted
 
     Raises InputError if it is required and not available.
     """
     if wanted == "python":
         return ReceiveChoice(None)
     try:
-        if tls:
-            raise NativeUnavailableError("TLS is decrypted in Python")
         if sys.platform != "linux":
             raise NativeUnavailableError(f"it needs epoll, which {sys.platform} does not have")
+        if tls and (missing := native_tls.why_not()):
+            raise NativeUnavailableError(missing)
         return ReceiveChoice(build_library(RECEIVER, tell=tell))
     except NativeUnavailableError as exc:
         if wanted == "native":
@@ -179,6 +181,8 @@ class _Library:
         self.free.argtypes, self.free.restype = (ctypes.c_void_p,), None
         self.add = brief.harvester_add
         self.add.argtypes, self.add.restype = (ctypes.c_void_p, ctypes.c_int), ctypes.c_void_p
+        self.decrypt = brief.harvester_decrypt
+        self.decrypt.argtypes, self.decrypt.restype = (ctypes.c_void_p,) * 5, None
         self.remove = brief.harvester_remove
         self.remove.argtypes, self.remove.restype = (ctypes.c_void_p, ctypes.c_int), None
         self.restart = brief.stream_restart
@@ -197,12 +201,15 @@ class NativeHarvester:
         self._buffer: ctypes.Array[ctypes.c_int32] = (ctypes.c_int32 * 0)()
         self._wakes = memoryview(b"")
 
-    def add(self, fd: int) -> KeptStream:
-        """Keep what this descriptor reads; the caller adds it to the epoll."""
+    def add(self, fd: int, session: ssl.SSLObject | None = None) -> KeptStream:
+        """Keep what this descriptor reads, decrypted if it carries a TLS session; the caller adds it
+        to the epoll and holds the session until `remove`."""
         self.remove(fd)
         address = self._library.add(self._harvester, fd)
         if not address:
             raise MemoryError("no memory for another stream")
+        if session is not None:
+            self._library.decrypt(self._harvester, address, *native_tls.addresses(session))
         stream = self._streams[fd] = KeptStream(self._library, address)
         return stream
 

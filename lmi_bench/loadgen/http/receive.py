@@ -15,13 +15,14 @@ import ctypes
 import os
 import select
 import selectors
+import ssl
 import sys
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from lmi_bench.loadgen.http import native_harvest
+from lmi_bench.loadgen.http import native_harvest, native_tls
 from lmi_bench.loadgen.http.native_harvest import KeptStream, NativeHarvester
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Stream(Protocol):
 
     def on_woken(self, kind: int, error: int) -> None:
         """Look at what the native receiver kept; kind is one of `native_harvest`'s, `error` the
-        errno of FAILED."""
+        errno of FAILED or OpenSSL's code of TLS_FAILED."""
 
 
 if sys.platform == "linux":
@@ -91,11 +92,12 @@ if sys.platform == "linux":
             if self._native is None:
                 self._native = NativeHarvester(library, self._epoll_fd)
 
-        def add_kept(self, stream: Stream) -> KeptStream | None:
-            """Read this socket natively from now on; None: impossible here, `add` it."""
-            if self._native is None:
+        def add_kept(self, stream: Stream, session: ssl.SSLObject | None = None) -> KeptStream | None:
+            """Read this socket, or its TLS session, natively from now on; None: impossible here, `add`
+            it. The caller holds the session until `remove`."""
+            if self._native is None or (session is not None and native_tls.why_not()):
                 return None
-            kept = self._native.add(stream.fd)
+            kept = self._native.add(stream.fd, session)
             self._kept[stream.fd] = stream
             self._epoll.register(stream.fd, native_harvest.WATCHED)
             return kept
@@ -208,7 +210,7 @@ class LoopReceiver:
     def use_native(self, library: Path) -> None:
         """Nothing: the native receiver needs a selector of its own."""
 
-    def add_kept(self, stream: Stream) -> None:
+    def add_kept(self, stream: Stream, session: ssl.SSLObject | None = None) -> None:
         """None: impossible here, `add` it."""
 
     def look_every(self, tick_s: float | None) -> None:

@@ -18,7 +18,6 @@ from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
-from lmi_bench.loadgen.http.connection import TlsLayer
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.kernel_time import stamping_socket
 from lmi_bench.loadgen.http.receive import run_on_sockets
@@ -40,6 +39,7 @@ from tests.faults.misbehaving import (
     serving,
     usage,
 )
+from tests.loadgen.http.tls_pair import tls_pair
 from tests.loadgen.sending import measure
 
 OPENAI = find_format("openai")
@@ -282,27 +282,9 @@ def test_an_answer_over_tls_is_read_and_timed_token_by_token(certificate):
         assert record.token_times_s[1] - record.token_times_s[0] > 0.01
 
 
-def _tls_pair(certificate, version):
-    """Both ends of a TLS session through memory; the client's one as a connection has it."""
-    key, cert = certificate
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    context.maximum_version = version
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = context.wrap_bio(to_server, to_client, server_side=True)
-    trusting = ssl.create_default_context(cafile=cert)
-    incoming = ssl.MemoryBIO()
-    client = trusting.wrap_bio(incoming, to_server, server_hostname="localhost")
-    for end in (client, server) * 3:
-        with contextlib.suppress(ssl.SSLWantReadError):
-            end.do_handshake()
-        incoming.write(to_client.read())
-    return server, to_client, TlsLayer(client, incoming, to_server)
-
-
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_tls_records_are_read_however_they_are_cut(certificate, version):
-    server, sent, layer = _tls_pair(certificate, version)
+    server, sent, layer = tls_pair(certificate, version)
     texts = [b"a" * 3, b"b" * 20_000, b"c", b"d" * 230, b"e" * 70_000]
     for cut in (1, 5, 6, 29, 1_000_000):
         cipher = b""
@@ -318,13 +300,13 @@ def test_tls_records_are_read_however_they_are_cut(certificate, version):
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_the_end_of_a_tls_session_is_seen_with_the_data_before_it(certificate, version):
-    server, sent, layer = _tls_pair(certificate, version)
+    server, sent, layer = tls_pair(certificate, version)
     server.write(b"last")
     with contextlib.suppress(ssl.SSLWantReadError):
         server.unwrap()
     assert layer.decrypt(sent.read()) == b"last"
     assert layer.ended
-    _, _, other = _tls_pair(certificate, version)
+    _, _, other = tls_pair(certificate, version)
     assert other.decrypt(b"") == b""
     assert other.ended
 

@@ -8,16 +8,18 @@ import random
 import select
 import signal
 import socket
+import ssl
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.native_build import NativeUnavailableError
 from lmi_bench.loadgen.http import connection as connection_module
-from lmi_bench.loadgen.http import native_harvest
+from lmi_bench.loadgen.http import native_harvest, native_tls
 from lmi_bench.loadgen.http.connection import Connection
 from lmi_bench.loadgen.http.kernel_time import SO_TIMESTAMPNS, stamping_socket
 from lmi_bench.loadgen.http.native_harvest import choose_receive
@@ -25,6 +27,7 @@ from lmi_bench.loadgen.http.receive import receiver_of, run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import DONE, LAST_CHUNK, REQUEST, STREAM_HEAD, chunk, event, good_answer, serving, usage
+from tests.loadgen.http.tls_pair import tls_pair
 
 CHOICE = choose_receive("auto")
 pytestmark = pytest.mark.skipif(CHOICE.library is None, reason=f"receiver: {CHOICE.note}")
@@ -32,10 +35,12 @@ OPENAI = find_format("openai")
 LIMIT_BYTES = 300_000
 
 
-def conversation(pieces, *, native: bool, requests: int = 1):
+def conversation(pieces, *, native: bool, requests: int = 1, session=None):
     """What a connection made of these writes: per request its bytes, reads, state, or its error.
 
     Each piece is written when the one before it has been read, so that both see the same reads.
+
+    session  gives a TLS session's layer at the client, and what to send for a plain piece
     """
 
     async def main():
@@ -49,7 +54,8 @@ def conversation(pieces, *, native: bool, requests: int = 1):
         theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ours.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         ours.setblocking(False)
-        connection = Connection(ours, receiver, None, 0.0)
+        layer, encrypted = session() if session else (None, lambda piece: [piece])
+        connection = Connection(ours, receiver, layer, 0.0)
         assert connection.native is native
         seen = []
         for _ in range(requests):
@@ -60,7 +66,9 @@ def conversation(pieces, *, native: bool, requests: int = 1):
                 elif ended.done():
                     break
                 else:
-                    await loop.run_in_executor(None, theirs.sendall, piece)
+                    for part in encrypted(piece):
+                        await loop.run_in_executor(None, theirs.sendall, part)
+                        await asyncio.sleep(0.002)
                 # Until it was read: the fetch of its bytes is the selector's.
                 await asyncio.sleep(0.002)
             try:
@@ -319,8 +327,68 @@ def test_without_a_compiler_python_reads_and_says_why(monkeypatch, tmp_path):
     assert choose_receive("python").note == "python"
 
 
-def test_encrypted_connections_are_read_in_python():
-    assert choose_receive("auto", tls=True).note == ("python; not native, because TLS is decrypted in Python")
+def _over_tls(certificate, version, cut):
+    """A session's layer, and what its server sends for a piece, in parts of `cut` bytes; SSH's first
+    words are sent as they are, which is no record."""
+
+    def made():
+        server, sent, layer = tls_pair(certificate, version)
+
+        def encrypted(piece):
+            if piece.startswith(b"SSH"):
+                return [piece]
+            if piece == b"bye":
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    server.unwrap()
+            else:
+                server.write(piece)
+            cipher = sent.read()
+            return [cipher[at : at + cut] for at in range(0, len(cipher), cut)]
+
+        return layer, encrypted
+
+    return made
+
+
+TLS_SCRIPTS = SCRIPTS | {
+    "bad record": [*GOOD[:3], b"SSH-2.0-x\r\n", *GOOD[3:]],
+    "bad first": [b"SSH-2.0-x\r\n"],
+    "says goodbye": [*GOOD[:3], b"bye"],
+    "close-delimited by goodbye": [WHOLE_HEAD + b"\r\n", b"data: x\n\n", b"bye"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [(name, ssl.TLSVersion.TLSv1_3) for name in TLS_SCRIPTS]
+    + [(name, ssl.TLSVersion.TLSv1_2) for name in ("event by event", "in one piece", "bad record", "says goodbye")],
+)
+def test_both_receivers_decrypt_the_same(name, version, monkeypatch, certificate):
+    monkeypatch.setattr(connection_module, "MAX_ANSWER_BYTES", LIMIT_BYTES)
+    cut = 64 if name in ("in one piece", "counted", "says goodbye") else 1_000_000
+    session = _over_tls(certificate, version, cut)
+    again = 3 if name in ("event by event", "in one piece") else 1
+    python, native = (
+        conversation(TLS_SCRIPTS[name], native=wanted, requests=again, session=session) for wanted in (False, True)
+    )
+    assert _joined(native) == _joined(python)
+    if cut == 64:  # a record in several reads is there with the last of them
+        assert native == python
+
+
+def test_without_an_openssl_in_reach_python_decrypts_and_says_why(monkeypatch):
+    assert choose_receive("auto", tls=True).note == "native"
+    monkeypatch.setattr(native_tls, "why_not", lambda: "this Python's OpenSSL cannot be reached from C")
+    assert choose_receive("auto", tls=True).note == (
+        "python; not native, because this Python's OpenSSL cannot be reached from C"
+    )
+
+
+def test_a_python_of_another_layout_is_found_out_in_a_child(monkeypatch, tmp_path):
+    other = Path(native_tls.__file__).read_text("utf-8").replace("__basicsize__ +", "__basicsize__ + 8 +")
+    (tmp_path / "other.py").write_text(other, "utf-8")
+    monkeypatch.setattr(native_tls, "__file__", str(tmp_path / "other.py"))
+    assert native_tls.why_not.__wrapped__() == "this Python's OpenSSL cannot be reached from C"
 
 
 def test_a_descriptor_beyond_those_seen_so_far_finds_its_buffer():
