@@ -121,10 +121,10 @@ def test_a_background_job_of_a_script_obeys_a_termination_and_no_ctrl_c(tmp_path
 
 
 def test_ctrl_c_ends_an_optimization_and_not_the_sweep_of_one_variant_alone(tmp_path):
-    """The baseline's first level is over; two further sweeps of it and six of others would come."""
+    """The first level of the baseline is over; three longer ones, and eight sweeps, would come."""
     recipe, job = tmp_path / "recipe.yaml", tmp_path / "job"
     recipe.write_text(
-        "model: demo-15m\nevaluate: {input_tokens: 8, output_tokens: 64, concurrency: [1, 2]}\n"
+        "model: demo-15m\nevaluate: {input_tokens: 8, output_tokens: 64, concurrency: [1, 4, 8, 16]}\n"
         "variants: [{name: int8, engine: {quantize: int8}}]\n"
     )
     first = job / "baseline-round-1" / "levels.jsonl"
