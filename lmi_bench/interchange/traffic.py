@@ -226,7 +226,7 @@ def _requests(log: LogFile, rows: pd.DataFrame) -> pd.DataFrame:
     if found["is_call"].eq(True).any():
         leave("no LLM call, by path", found["is_call"].eq(False))
     is_date = found["at_s"].between(_LEAST_EPOCH_S, _LAST_EPOCH_S, inclusive="neither")
-    if is_date.mean() > 0.5:  # 0 is no date
+    if is_date.mean() > 0.5 and not _in_ms(log.first):  # 0 is no date
         found = found.assign(at_s=found["at_s"].where(is_date))
     if (timeless := found["at_s"].isna()).mean() <= _MAY_LACK_A_TIME:
         leave("no readable time", timeless)
@@ -236,13 +236,13 @@ def _requests(log: LogFile, rows: pd.DataFrame) -> pd.DataFrame:
 def _traffic(log: LogFile, found: pd.DataFrame, prompts: _Prompts) -> Traffic:
     """The requests, and what is known of them."""
     at_s, stamp, no_rate = found["at_s"], str(found["stamp"].iloc[0]), _no_rate(log, found)
-    is_mooncake, scale = _is_mooncake(log.first), 1 / _CHARACTERS_PER_TOKEN
-    if is_mooncake or traces.is_bailian(log.first):
+    in_ms, scale = _in_ms(log.first), 1 / _CHARACTERS_PER_TOKEN
+    if _is_mooncake(log.first) or traces.is_bailian(log.first):
         sizes = found[["input", "blocks"]].dropna().head(_MOST_TEXTS).astype(int).to_numpy()
         some = [traces.TraceRequest(0.0, each, 1, tuple(range(n))) for each, n in sizes.tolist()]
         scale = traces.block_tokens_of(log.first, some)
-    times = (at_s * 0 if no_rate else at_s - at_s[0]).fillna(0) / (1000 if is_mooncake else 1)
-    is_absolute = not no_rate and at_s[0] > _LEAST_EPOCH_S
+    times = (at_s * 0 if no_rate else at_s - at_s[0]).fillna(0) / (1000 if in_ms else 1)
+    is_absolute = not (no_rate or in_ms) and at_s[0] > _LEAST_EPOCH_S
     assumed, estimated = int(found["is_assumed"].sum()), int(found["is_estimated"].sum())
     left_out = log.left_out.total()
     # whole seconds coincide
@@ -258,7 +258,7 @@ def _traffic(log: LogFile, found: pd.DataFrame, prompts: _Prompts) -> Traffic:
         f"{estimated:,} prompt lengths are estimated from text, {_CHARACTERS_PER_TOKEN} characters a token": estimated,
         f"shared prefixes are those of {len(prompts.texts):,} prompts": prompts.stride > 1,
         f"{copies:,} lines repeat time and lengths of another: counted": copies,
-        f"times are relative, in {'ms' if is_mooncake else 's'}": not (no_rate or is_absolute),
+        f"times are relative, in {'ms' if in_ms else 's'}": not (no_rate or is_absolute),
         "times are as logged: most servers log the end of an answer": is_absolute and log.is_late,
         "times without a zone are taken as UTC": is_absolute and ":" in stamp and not _ZONE.search(stamp),
     }
@@ -299,7 +299,7 @@ def _no_rate(log: LogFile, found: pd.DataFrame) -> str:
 
 
 def _is_mooncake(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of Mooncake's trace, whose times are ms after its beginning."""
+    """Whether a row is of Mooncake's trace, whose times are in ms."""
     at = row.get("timestamp")
     return (
         {"timestamp", "input_length", "output_length"} <= row.keys()
@@ -307,6 +307,11 @@ def _is_mooncake(row: Mapping[str, Any]) -> bool:
         and isinstance(at, int | float)
         and ("hash_ids" in row or at < _MOONCAKE_MS_TO)
     )
+
+
+def _in_ms(row: Mapping[str, Any]) -> bool:
+    """Whether times are still in ms: those of Mooncake's trace, but for epochs, read as seconds."""
+    return _is_mooncake(row) and row["timestamp"] <= _EPOCH_MS_FROM
 
 
 def _listed(left_out: Counter[str]) -> str:

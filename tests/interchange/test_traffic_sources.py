@@ -102,6 +102,19 @@ def test_equal_blocks_of_a_trace_are_a_shared_prefix(tmp_path):
     assert traffic.prefix.repeated == pytest.approx(2 / 9)
 
 
+@pytest.mark.parametrize(
+    ("first_ms", "start_epoch_s"), [(0, None), (99_999_500, None), (1_700_000_000_000, 1_700_000_000)]
+)
+def test_a_trace_of_blocks_is_in_ms_from_its_beginning_or_since_1970(tmp_path, first_ms, start_epoch_s):
+    rows = [
+        {"timestamp": first_ms + ms, "input_length": 600, "output_length": 9, "hash_ids": [1, ms]}
+        for ms in (0, 1500, 4000)
+    ]
+    traffic = read_traffic(log(tmp_path, rows))
+    assert [each.at_s for each in traffic.requests] == pytest.approx([0.0, 1.5, 4.0])
+    assert traffic.start_epoch_s == start_epoch_s
+
+
 def test_the_blocks_of_a_trace_are_as_long_as_its_lengths_say(tmp_path):
     """40 ids for 640 tokens: blocks of 16, of which 30 begin all prompts alike."""
     rows = [
