@@ -161,13 +161,15 @@ def _bailian(entries: Sequence[Mapping[str, Any]]) -> Iterator[list[_Recorded]]:
     """A parent that the file does not have leaves its children sessions of their own. Times of
     answers are not recorded: a wait is the time from the parent's start."""
     sessions: dict[str, list[_Recorded]] = {}
-    places: dict[str, tuple[str, int]] = {}
-    rows = [(row, trace_request(row)) for row in entries]
-    rows = [pair for pair in rows if min(pair[1].input_tokens, pair[1].output_tokens) > 0]
-    block = block_tokens_of(entries[0], [each for _, each in rows])
-    for row, each in sorted(rows, key=lambda pair: pair[1].at_s):
+    places: dict[str, tuple[Any, ...]] = {}
+    rows = [(trace_request(row), row) for row in entries]
+    block = block_tokens_of(entries[0], [each for each, _ in rows])
+    for each, row in sorted(rows, key=lambda pair: (pair[0].at_s, pair[1].get("turn") or 0)):
         chat, tokens = str(row["chat_id"]), (each.input_tokens, each.output_tokens)
         root, *after = places.get(str(row["parent_chat_id"]), (chat,))
+        if min(tokens) < 1:  # left out: its children follow what it followed
+            places.update({chat: (root, *after)} if after else {})
+            continue
         session = sessions.setdefault(root, [])
         places[chat] = root, len(session)
         at_s = each.at_s - (session[0].start_s if session else 0.0)
@@ -305,17 +307,18 @@ def _stated(span: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _is_agent(span: Mapping[str, Any]) -> bool:
-    """Whether a span is marked as an agent's, as OpenTelemetry, OpenInference or Traceloop do."""
+    """Whether a span is marked as an agent's, as OpenTelemetry, OpenInference or Traceloop do, or
+    as a tool's: what that asks of a model has a context of its own."""
     kinds = [_stated(span).get(name, {}).get("stringValue") for name in _AGENT_KINDS]
     marks = {str(mark).lower() for mark in (str(span.get("name")).partition(" ")[0], *kinds)}
-    return not marks.isdisjoint(("invoke_agent", "agent"))
+    return not marks.isdisjoint(("invoke_agent", "agent", "execute_tool", "tool"))
 
 
 def _usage(span: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens in and out of a span; 0 where it does not state them."""
     stated, asked_answered = _stated(span), []
     for names in (("input", "prompt"), ("output", "completion")):
-        keys = (f"gen_ai.usage.{name}_tokens" for name in names)
+        keys = (*(f"gen_ai.usage.{name}_tokens" for name in names), f"llm.token_count.{names[1]}")
         found: Mapping[str, Any] = next((stated[key] for key in keys if key in stated), {})
         asked_answered.append(int(found.get("intValue", found.get("doubleValue", 0))))
     return asked_answered[0], asked_answered[1]
@@ -371,7 +374,7 @@ def parse_agents(text: str) -> AgentShape:
         if name != "fan_chance":
             read[name] = (lengths.parse_seconds if name == "wait" else lengths.parse_lengths)(value)
             continue
-        if re.fullmatch(r"0|1|0?\.\d+", value) is None:
+        if re.fullmatch(r"(0|1)(\.0*)?|0?\.\d+", value) is None:
             raise InputError(f"agents: fan_chance is a number from 0 to 1, got {value!r}")
         read[name] = float(value)
     return AgentShape(**read)

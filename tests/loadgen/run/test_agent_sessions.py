@@ -203,6 +203,21 @@ def test_what_is_read_as_a_trace_is_read_as_sessions(tmp_path, stated):
     assert len(read_sessions(lines(tmp_path / "w.jsonl", weka))) == 400
 
 
+def test_a_bailian_child_at_its_parents_time_or_of_an_unanswered_request_stays_in_its_conversation(tmp_path):
+    rows = [
+        chat(2, 1, 5.0, 32, [1, 2]) | {"turn": 2},
+        chat(1, -1, 5.0, 16, [1]),
+        chat(3, 2, 15.0, 48, [1, 2, 3], answered=0) | {"turn": 3},
+        chat(4, 3, 25.0, 64, [1, 2, 3, 4]) | {"turn": 4},
+    ]
+    (session,) = read_sessions(lines(tmp_path / "b.jsonl", rows))
+    assert [(each.input_tokens, each.after, each.wait_s) for each in session] == [
+        (16, (), 0.0),
+        (32, (0,), 0.0),
+        (64, (1,), 20.0),
+    ]
+
+
 def test_ids_of_global_scope_are_equal_text_in_all_sessions(tmp_path):
     def parts(**scope):
         rows = [{"requests": [call(0.0, [1])], **scope} for _ in range(2)]
@@ -290,6 +305,26 @@ def test_the_calls_of_agents_side_by_side_follow_those_of_their_own(tmp_path, na
         assert m2.parts[:1] == m1.parts
         assert m1.parts[0] not in (*a1.parts, *b1.parts), "a sub-agent has a context of its own"
         assert {*a1.parts, *b1.parts}.isdisjoint(m2.parts)
+
+
+def test_what_a_tool_asks_of_a_model_is_no_context_of_its_agents(tmp_path):
+    """OpenInference's names of the counts are read, too."""
+    spans = [
+        span("run", "", 0, 20, name="invoke_agent main"),
+        span("m1", "run", 0, 1, 100, 10),
+        span("tool", "run", 1, 6, name="execute_tool search"),
+        span("t1", "tool", 2, 3, 40, 10),
+        span("m2", "run", 7, 8, 200, 10),
+    ]
+    text = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
+    path = tmp_path / "o.json"
+    for more in ((), ((".usage.input_tokens", "prompt"), (".usage.output_tokens", "completion"))):
+        for name, count in more:
+            text = text.replace(f"gen_ai{name}", f"llm.token_count.{count}")
+        path.write_text(text)
+        ((m1, t1, m2),) = read_sessions(path)
+        assert (t1.after, m2.after) == ((0,), (1,))
+        assert m2.parts == (*m1.parts, ("answer0", 10), ("own2", 90))
 
 
 def test_what_an_exporter_writes_beside_spans_is_passed_over(tmp_path):
@@ -397,6 +432,10 @@ def test_made_up_sessions_grow_share_their_instructions_and_repeat_by_seed():
     fans = [e for e in one if e.after and e.parts[1][0] != "task" and len(e.parts) == 2]
     assert fans
     assert all(len({e.wait_s for e in fans if e.after == f.after}) == 1 for f in fans)
+
+
+def test_a_chance_of_one_may_have_a_point():
+    assert parse_agents("fan_chance=1.0") == parse_agents("fan_chance=1")
 
 
 @pytest.mark.parametrize("text", ["step=3", "steps=none", "fan_chance=2", "wait=-1"])
