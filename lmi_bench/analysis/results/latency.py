@@ -265,7 +265,11 @@ def _sessions(run: LevelRun, columns: Columns) -> level.Sessions:
         ttft_later_turns_ms=summarise_ms(ttft_s[turns > 0]),
         finished=len(whole),
         time_to_finish_ms=summarise_ms(
-            [max(r.ended_s or r.token_times_s[-1] for r in each) - min(r.due_s for r in each) for each in whole]
+            [
+                max(r.ended_s or r.token_times_s[-1] for r in each) - min(r.due_s for r in each)
+                for each in whole
+                if any(r.turn == 0 for r in each)  # else it began in its middle
+            ]
         ),
     )
 

@@ -486,6 +486,17 @@ def test_all_that_a_lane_had_sent_before_and_needs_again_is_primed():
     assert spec.warmup_requests < 6 * 4, "not all that was sent is needed"
 
 
+def test_the_time_to_finish_is_that_of_sessions_that_began_at_their_beginning():
+    source = sessions_of(agents="steps=8,fan_chance=0", begins_within=True)
+    _, run = swept(source, users=4, num_sessions=6)
+    began = {each.session: each.due_s for each in reversed(run.records) if each.turn == 0}
+    ended = {each.session: each.ended_s for each in run.records}  # the last of each
+    found = summarise_level(run).sessions
+    assert found.finished == 6 > len(began) == found.time_to_finish_ms.n
+    took_ms = [1000 * (ended[session] - at_s) for session, at_s in began.items()]
+    assert found.time_to_finish_ms.mean == pytest.approx(sum(took_ms) / len(took_ms))
+
+
 @pytest.mark.parametrize(("begins_within", "asked_before"), [(True, 0), (False, 2)])
 def test_a_cache_is_emptied_before_it_is_primed_but_after_another_warm_up(begins_within, asked_before):
     class AtOnce:
