@@ -7,8 +7,8 @@ each block of prompt tokens (equal ids are equal text): Mooncake's (ms, blocks o
 Qwen-Bailian's (seconds, blocks of 16; known by its chat_id). The lengths must fit the blocks.
 
 Conversations are JSON lines, or one JSON list, of ShareGPT's `conversations` ([{"from": "human",
-"value": ...}, ...]) or of `messages` ([{"role": "user", "content": ...}, ...]). Of a recorded
-answer only the length is used: a replay continues from the answers that it gets.
+"value": ...}, ...]), or of `messages` or LMSYS's `conversation` ([{"role": "user", "content":
+...}, ...]). Of a recorded answer only the length is used: a replay continues from those it gets.
 """
 
 import re
@@ -23,6 +23,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import MOST_TIME_S, MOST_TOKENS
 from lmi_bench.core.units import ms_to_s
 
+_DIALOGUES = ("conversations", "messages", "conversation")
 _USER, _ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
 
 
@@ -50,7 +51,7 @@ def read_conversations(path: Path) -> tuple[RecordedConversation, ...]:
     text = read_text(path)
     found = []
     for number, entry in enumerate(_entries(path, text), start=1):
-        messages = entry.get("conversations", entry.get("messages"))
+        messages = next((entry[key] for key in _DIALOGUES if key in entry), None)
         if not isinstance(messages, list):
             raise InputError(f"{path}: entry {number} has neither `conversations` (ShareGPT) nor `messages`")
         try:

@@ -250,3 +250,10 @@ def test_a_replay_goes_on_from_the_answers_it_gets_and_asks_for_the_recorded_len
     assert target.asked[1].messages[2] == ("assistant", "answer 0")
     assert target.asked[0].messages[0][1] == "[s-0-0] Be brief."
     assert run.records[1].sent_s - run.records[0].ended_s == pytest.approx(1.0)
+
+
+def test_a_conversation_of_lmsys_is_read(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_text(json.dumps({"conversation_id": "x", "model": "m", "conversation": MESSAGES["messages"]}))
+    ((turn,),) = (each.turns for each in read_conversations(path))
+    assert (turn.asked, turn.answered) == ("Hello", "Hi!")
