@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -194,21 +195,28 @@ def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
 def _lanes(records: Sequence[RequestRecord], ends_s: Sequence[float]) -> Iterator[list[Any]]:
     """The first requests, each in a lane; of conversations the first ones whole, each in as many
     lanes as it has requests at once."""
-    ended_s: list[float] = []  # of each lane
-    with_session = records[0].session is not None
-    rows = sorted(zip(records, ends_s, strict=True), key=lambda row: (row[0].session or 0, row[0].sent_s))
-    session, first = None, 0  # and its first lane
-    for record, end_s in rows if with_session else zip(records[:LANES], ends_s, strict=False):
-        if not with_session or record.session != session:
-            session, first = record.session, len(ended_s)
-        free = (lane for lane in range(first, len(ended_s)) if ended_s[lane] <= record.sent_s)
-        lane = next(free, len(ended_s))
-        if lane == LANES:
+    rows, first = [*zip(records, ends_s, strict=True)], 0  # first: lane of a conversation
+    if records[0].session is None:
+        yield from (_bar(*row) for row in rows[:LANES])
+        return
+    rows.sort(key=lambda row: (row[0].session or 0, row[0].sent_s))
+    for session, of_session in groupby(rows, key=lambda row: row[0].session):
+        ended_s: list[float] = []  # of each lane
+        bars = []
+        for record, end_s in of_session:
+            free = (lane for lane, at_s in enumerate(ended_s) if at_s <= record.sent_s)
+            lane = next(free, len(ended_s))
+            ended_s[lane : lane + 1] = [end_s]
+            bars.append([*_bar(record, end_s), first + lane + 1, f"session {session}"])
+        first += len(ended_s)
+        if first > LANES and bars[0][-2] > 1:
             return
-        ended_s[lane : lane + 1] = [end_s]
-        times_s = (record.sent_s, next(iter(record.token_times_s), None), end_s)
-        shown = [*(None if at is None else round(1e6 * at) for at in times_s), record.status]
-        yield [*shown, lane + 1, f"session {session}"] if with_session else shown
+        yield from (bar for bar in bars if bar[-2] <= LANES)
+
+
+def _bar(record: RequestRecord, end_s: float) -> list[Any]:
+    times_s = (record.sent_s, next(iter(record.token_times_s), None), end_s)
+    return [*(None if at is None else round(1e6 * at) for at in times_s), record.status]
 
 
 def _short(value: Any) -> Any:

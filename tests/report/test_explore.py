@@ -107,3 +107,26 @@ def test_candidates_keep_prices_figures_with_intervals_and_memory(recommendation
     assert rows[0]["memory"] == [22.0, 3.123, 10.0]
     assert rows[2]["price_usd_per_hour"] is None
     assert len(candidates_data(answer.candidates * 99, None)) == CANDIDATES
+
+
+def test_the_lanes_of_conversations_are_of_whole_ones():
+    """Each sends one request, then three at once: ten of them fill the 30 lanes."""
+    records = [
+        RequestRecord(4 * s + n, at_s, Exchange(at_s, (at_s + 1,)), session=s, turn=n)
+        for s in range(12)
+        for n, at_s in enumerate((0.0, 2.0, 2.0, 2.0))
+    ]
+    (found,) = levels_data(one_level(records[:41] + records[44:]), "")["levels"]  # the 11th lacks its fan
+    assert found["lanes"][:5] == [
+        [0, 10**6, 10**6, "ok", 1, "session 0"],
+        *([2 * 10**6, 3 * 10**6, 3 * 10**6, "ok", lane, "session 0"] for lane in (1, 2, 3)),
+        [0, 10**6, 10**6, "ok", 4, "session 1"],
+    ]
+    assert len(found["lanes"]) == 40
+    cut = [replace(each, session=0) for each in records[:40]]  # ten, then thirty at once
+    (alone,) = levels_data(one_level([*cut, *records[44:]]), "")["levels"]
+    assert {lane[-2] for lane in alone["lanes"]} == set(range(1, LANES + 1))
+    assert {lane[-1] for lane in alone["lanes"]} == {"session 0"}
+    wide = [*records[:36], *(replace(each, session=9) for each in records[36:48])]  # 27 lanes, then 9 at once
+    (whole,) = levels_data(one_level(wide), "")["levels"]
+    assert {lane[-1] for lane in whole["lanes"]} == {f"session {number}" for number in range(9)}
