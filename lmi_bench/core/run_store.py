@@ -96,7 +96,7 @@ class RunStore(AbstractContextManager["RunStore"]):
     def resume(cls, path: Path, asked: Manifest, *, secrets: Sequence[str] = ()) -> "RunStore":
         """Continue a run where it stopped: finished levels are kept byte for byte.
 
-        asked  what would begin now: its scenario must be the run's, its commands are added
+        asked  what would begin now: its scenario must be the run's, its commands and salt are kept
         Raises InputError when there is no run, another scenario began it, another sweep is
         writing it, or requests of its levels are lost.
         """
@@ -131,7 +131,7 @@ class RunStore(AbstractContextManager["RunStore"]):
                 store._attempts[level] = max(attempt, store._attempts.get(level, 0))
             if asked.commands:
                 commands = [*manifest.commands, *redact(asked.commands, secrets)]
-                store.manifest = replace(manifest, commands=commands)
+                store.manifest = replace(manifest, commands=commands, salt=asked.salt)
                 durable.write_whole(path / MANIFEST, store.manifest.to_json())
             on_failure.pop_all()
         return store

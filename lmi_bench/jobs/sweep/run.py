@@ -198,7 +198,9 @@ def _measure(
     """Run the levels and save their results in the folder."""
     budget, scenario = options.budget, bench.scenario
     kept = read_manifest(folder / MANIFEST) if resume and (folder / MANIFEST).exists() else None
-    salt = bench.new_salt() if kept is None else kept.salt or ""
+    is_first = options.rounds in (None, 1)  # of several that one command asks for
+    # of a level in flight when the run stopped, the server may know the prompts
+    salt = bench.new_salt() if kept is None or is_first else kept.salt or ""
     prompts = bench.prompts(salt)  # reads the data set before the folder is made
     time_box = limits.TimeBox(_max_time_s(scenario, options.max_time), note=listener.note)
     rule = level_rule(scenario, time_box)

@@ -74,3 +74,24 @@ def test_knees_come_back_as_they_were_written(finished):
     found = finished_run(folder, scenario_of(url))
     kept = json.loads((folder / "knees.json").read_text())
     assert [knee.to_json() for knee in found.knees] == kept
+
+
+def test_a_level_that_is_sent_again_has_other_prompts(tmp_path):
+    """The server may have those of the killed attempt in its prefix cache."""
+    folder = tmp_path / "run"
+    with playing(ROUTES) as (url, asked):
+
+        def prompts():
+            sent = {json.dumps(json.loads(body)["prompt"]) for _, _, body, _ in asked if b'"prompt"' in body}
+            asked.clear()
+            return sent
+
+        sweep_scenario(scenario_of(url), out=folder)
+        before = prompts()
+        for name in ("levels.jsonl", "requests.jsonl"):
+            lines = (folder / name).read_text().splitlines(keepends=True)
+            kept = [line for line in lines if json.loads(line).get("level", json.loads(line).get("index")) == 0]
+            (folder / name).write_text("".join(kept))
+        resumed = sweep_scenario(scenario_of(url), out=folder, resume=True)
+        of_level = [len(records) for records in resumed.run.records]
+        assert len(prompts() - before) >= of_level[1]
