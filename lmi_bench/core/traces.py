@@ -140,9 +140,16 @@ class Trace:
         """Mean rate: gaps over the time between the first and the last request."""
         return (len(self.requests) - 1) / self.requests[-1].at_s
 
-    def due_s(self, number: int, rate_per_s: float) -> float:
-        """When a request is due if the trace is stretched to this mean rate."""
-        return self.requests[number].at_s * self.rate_per_s / rate_per_s
+    def rate_of(self, number: int) -> float:
+        """The same of its first requests; of all if those have one time."""
+        span_s = self.requests[number - 1].at_s
+        return (number - 1) / span_s if span_s else self.rate_per_s
+
+    def due_s(self, number: int, rate_per_s: float, of: int | None = None) -> float:
+        """When a request is due if the first `of`, or all over and over, have this mean rate."""
+        plays, place = divmod(number, len(self.requests))
+        at_s = self.requests[place].at_s + plays * len(self.requests) / self.rate_per_s
+        return at_s * self.rate_of(min(of or len(self.requests), len(self.requests))) / rate_per_s
 
 
 def read_trace(path: Path) -> Trace:

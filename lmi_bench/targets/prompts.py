@@ -177,7 +177,7 @@ class PlannedPrompts:
     def at(self, rate_per_s: float, seed: int = 0) -> Callable[[int], PlannedRequest]:
         """The request of a number, of so many a second, for a load with a trace's arrivals."""
         load, prompts = self.scenario.load, self._prompts
-        spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=1, repeat=seed)
+        spec = LevelSpec(0, Load(rate_per_s=rate_per_s), duration_s=math.inf, repeat=seed)
 
         def stream() -> Iterator[PlannedRequest]:
             starts_s = arrival_times_s(

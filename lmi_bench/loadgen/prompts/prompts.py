@@ -252,33 +252,39 @@ class TracePrompts(SyntheticPrompts):
     """Requests with a trace's lengths and, at a level with a rate, its times stretched to it.
 
     options  as for SyntheticPrompts
+
+    Raises InputError for a shared prefix beside hash ids, or as long as the prompts.
     """
 
     def __init__(self, trace: Trace, text: PromptText, **options: Any) -> None:
         super().__init__(self._recorded, text, **options)
         self._trace = trace
+        if self.shared_prefix and any(each.hash_ids for each in trace.requests):
+            raise InputError("the trace's hash_ids state what its prompts share: leave --shared-prefix out")
+        if self.shared_prefix >= (mean := mean_lengths(trace.requests).input_tokens):
+            raise InputError(
+                f"a shared prefix of {self.shared_prefix} tokens does not fit the trace's prompts of {mean}"
+            )
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
-        """Request `number` of a level; beyond the trace's end it starts over."""
+        """Request `number` of a level; beyond the trace's end it starts over, with other text."""
         planned = super().request(level, number)
         if level.rate_per_s is None or number < 0:
             return planned
-        place = number % len(self._trace.requests)
-        return replace(planned, arrival_s=self._trace.due_s(place, level.rate_per_s))
+        return replace(planned, arrival_s=self._trace.due_s(number, level.rate_per_s, level.num_requests))
 
     def _recorded(self, number: int, _seed: int) -> Lengths:
         recorded = self._trace.requests[number % len(self._trace.requests)]
         return Lengths(recorded.input_tokens, recorded.output_tokens)
 
     def _shared(self, level: LevelSpec, number: int) -> list[Part]:
-        """The recorded blocks: equal ids are equal text in every request of a level."""
-        recorded = self._trace.requests[number % len(self._trace.requests)]
+        """The recorded blocks: equal ids are equal text in every request of a play of the trace."""
+        play, place = divmod(number, len(self._trace.requests))
+        recorded = self._trace.requests[place]
         if not recorded.hash_ids or number < 0:
             return super()._shared(level, number)
-        return [
-            (self._trace.block_tokens, random.Random(f"{self._place(level)}/block {each}"))
-            for each in recorded.hash_ids
-        ]
+        blocks = f"{self._place(level)}/play {play}/block"
+        return [(self._trace.block_tokens, random.Random(f"{blocks} {each}")) for each in recorded.hash_ids]
 
 
 def mean_lengths(requests: Sequence[TraceRequest | SessionRequest]) -> Lengths:

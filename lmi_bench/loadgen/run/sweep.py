@@ -7,6 +7,7 @@ the finished levels.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -81,12 +82,17 @@ def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | Non
 
 
 def _trace_levels(scenario: Scenario, trace: Trace) -> list[LevelSpec]:
-    """A level for each speed (1 is as recorded), or for each given mean rate."""
-    load = scenario.load
-    rates = load.rate_per_s or [speed * trace.rate_per_s for speed in load.speed]
-    number = min(len(trace.requests), load.requests_per_level or len(trace.requests))
+    """A level for each speed (1 is as recorded), or for each given mean rate, which is that of the
+    requests that it sends."""
+    load, end_s = scenario.load, scenario.load.duration_s or math.inf
+    most = min(len(trace.requests), load.requests_per_level or len(trace.requests))
+    if load.rate_per_s:
+        levels = [(rate, math.ceil(min(most, end_s * rate))) for rate in load.rate_per_s]
+    else:
+        sent = [sum(each.at_s < end_s * speed for each in trace.requests[:most]) for speed in load.speed]
+        levels = [(speed * trace.rate_of(number), number) for speed, number in zip(load.speed, sent, strict=True)]
     sizes = replace(level_sizes(scenario), arrivals="trace", burstiness=1.0, ramp_s=0.0)
-    return [sizes.level(index, "rate_per_s", rate, number) for index, rate in enumerate(rates)]
+    return [sizes.level(index, "rate_per_s", *level) for index, level in enumerate(levels)]
 
 
 def in_order(levels: Sequence[LevelSpec]) -> NextLevel:

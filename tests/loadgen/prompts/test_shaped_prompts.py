@@ -20,7 +20,7 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.traces import read_trace
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.loadgen.prompts.prompts import DrawnLengths, SyntheticPrompts, TracePrompts, no_text
+from lmi_bench.loadgen.prompts.prompts import DrawnLengths, SyntheticPrompts, TokenIds, TracePrompts, no_text
 from lmi_bench.loadgen.run.sweep import levels_of, run_sweep
 
 TRACE = "".join(
@@ -100,3 +100,43 @@ def test_a_trace_counts_with_its_bytes(trace_file):
 def test_a_length_on_the_command_line_replaces_a_distribution():
     drawn = parse_scenario({"workload": {"input_lengths": "normal(622,50)"}})
     assert drawn.with_overrides({"workload.input_tokens": 8}).workload.input_lengths is None
+
+
+@pytest.mark.parametrize(
+    ("load", "due"),
+    [
+        ({"rate_per_s": 4, "requests_per_level": 3}, [0, 1 / 3, 0.5]),
+        ({"rate_per_s": 1.5, "duration_s": 2}, [0, 8 / 9, 4 / 3]),
+        ({"speed": 2, "duration_s": 0.6}, [0, 0.5]),
+        ({"speed": 2, "requests_per_level": 3}, [0, 0.5, 0.75]),
+    ],
+)
+def test_a_part_of_a_trace_has_the_mean_rate_of_its_level(trace_file, load, due):
+    """Not that of the whole trace, which may be busier later."""
+    (spec,) = levels_of(parse_scenario({"workload": {"trace": str(trace_file)}, "load": load}))
+    prompts = TracePrompts(read_trace(trace_file), no_text, seed=0)
+    assert spec.num_requests == len(due)
+    assert [prompts.request(spec, n).arrival_s for n in range(len(due))] == pytest.approx(due)
+    assert (len(due) - 1) / due[-1] == pytest.approx(spec.rate_per_s)
+
+
+def test_a_trace_that_is_played_again_has_other_text_and_later_times(tmp_path):
+    """Four requests in 4 s: the next play begins one mean gap after the last one's end."""
+    path = tmp_path / "blocks.jsonl"
+    path.write_text(TRACE.replace("}", ', "hash_ids": [7]}'))
+    prompts = TracePrompts(read_trace(path), TokenIds(50_000), seed=0)
+    spec = LevelSpec(0, Load(rate_per_s=0.75), duration_s=60)
+    first, last, again, after = (prompts.request(spec, number) for number in (0, 3, 4, 5))
+    assert [each.arrival_s for each in (first, last, again, after)] == pytest.approx([0, 4, 4 + 4 / 3, 5 + 4 / 3])
+    assert first.prompt_token_ids == last.prompt_token_ids[:5]
+    assert again.prompt_token_ids == after.prompt_token_ids[:5] != first.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [("", "does not fit the trace's prompts of 6"), (', "hash_ids": [7]', "hash")]
+)
+def test_a_shared_prefix_that_a_trace_has_no_room_for_is_refused(tmp_path, more, said):
+    path = tmp_path / "t.jsonl"
+    path.write_text(TRACE.replace("}", f"{more}}}"))
+    with pytest.raises(InputError, match=said):
+        TracePrompts(read_trace(path), no_text, seed=0, shared_prefix=6)
