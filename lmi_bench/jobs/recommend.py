@@ -255,7 +255,7 @@ def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
         model = settings.model or (scenario.model if scenario.model != DEFAULT_MODEL else None)
         if model is None:
             raise InputError(f"{settings.workload or 'nothing'} names no model: add --model")
-        base = _from_profile(replace(settings, model=model, input_tokens=1, output_tokens=1))
+        base = _from_profile(replace(settings, model=model, trace=None, input_tokens=1, output_tokens=1))
     return replace(
         base,
         profile=with_host(base.profile, scenario.engine, repeats_text(scenario)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lmi_bench.core.errors import InputError
@@ -49,3 +51,16 @@ def test_what_cannot_be_planned_says_why():
         recommend(RecommendSettings(model="llama-3.1-8b", turns="4", users=9, think_time=1.0))
     with pytest.raises(InputError, match="leave one of them out"):
         RecommendSettings(prefix_hit=0.5, turns="4")
+
+
+def test_a_short_trace_is_played_again_with_other_text_and_later_times(tmp_path):
+    """50 requests a second apart, whose first block of two is common, over and over: half of each
+    prompt is found, whatever is planned for longer than the trace lasts."""
+    rows = [
+        {"timestamp": 1000 * n, "input_length": 1024, "output_length": 20, "hash_ids": [0, n + 1]} for n in range(50)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    attained = best(trace=path).attainment
+    assert attained.prefix_hit_share.value == pytest.approx(0.5, abs=0.02)
+    assert attained.joint_attainment > 0.95
