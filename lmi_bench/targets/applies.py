@@ -164,6 +164,7 @@ def refuse_load(stated: Collection[str], scenario: Scenario) -> None:
     is_open = load.rate_per_s is not None or load.search == "rate"
     recorded = workload.trace is not None and load.concurrency is None and not is_open
     closed = not (is_open or recorded)
+    timed = workload.trace is not None and load.rate_per_s is not None
     of_user, speed = "load.requests_per_user", "load.speed"
     idle = [
         (of_user, not closed, "is for users that wait (--concurrency): --requests-per-level here"),
@@ -171,7 +172,7 @@ def refuse_load(stated: Collection[str], scenario: Scenario) -> None:
         (speed, not recorded, "is for a --trace as recorded: leave out --rate and --concurrency"),
         ("load.burstiness", load.arrivals != "gamma", "is of gamma arrivals: leave --arrivals out"),
         *(
-            (f"load.{name}", not is_open, "is for arrivals at a rate: give --rate")
+            (f"load.{name}", timed or not is_open, "is for arrivals at a rate: give --rate (a --trace has its own)")
             for name in ("arrivals", "burstiness", "ramp_s")
         ),
     ]

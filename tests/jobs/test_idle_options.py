@@ -21,6 +21,10 @@ IDLE = [
     (f"{SWEEP} --rate 2 --requests-per-user 3", "--requests-per-user is for users"),
     (f"{SWEEP} --rate 2 --burstiness 0.2 --arrivals constant", "is of gamma arrivals"),
     (
+        "sweep sim:ml.g5.2xlarge -m qwen3-8b --trace t.jsonl --rate 2 --arrivals constant --out run",
+        r"--arrivals .* \(a --trace has its own\)",
+    ),
+    (
         "sweep sim:ml.g5.2xlarge -m qwen3-8b --trace t.jsonl --rate 2 --speed 2 --out run",
         "--speed is for a --trace as recorded",
     ),
