@@ -91,6 +91,17 @@ def test_a_trace_is_repeated_over_the_day(tmp_path):
         day(trace=path, shape="flat")
 
 
+def test_a_trace_that_is_no_part_of_a_day_is_repeated_to_the_days_end(tmp_path):
+    """A request in ten minutes for 13 hours, over and over: 144 a day, and machines all day long."""
+    rows = [f"2023-11-16 {m // 6:02d}:{m % 6}0:00.0,374,44" for m in range(78)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    planned = day(trace=path, policy=("hpa",))
+    flat = planned.policies[0].played
+    assert len(flat.waits_s) == 144
+    assert flat.machine_hours == pytest.approx(24 * planned.plan.flat_machines, rel=0.01)
+
+
 def test_the_peak_of_a_record_shorter_than_its_window_is_its_rate(tmp_path):
     """600 requests in a minute, played as they came: 10 req/s, all day long."""
     rows = [f"2023-11-16 18:00:{at / 10:09.6f},374,44" for at in range(600)]
