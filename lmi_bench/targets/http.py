@@ -166,10 +166,12 @@ def fitted_lengths(scenario: Scenario, max_model_len: int | None, *, exact: bool
     fitted = round(max_model_len * (0.5 if exact else _INEXACT_SHARE))
     usual = workload.model_dump(exclude={"ignore_eos", "reuse_prompts"}, exclude_defaults=True)
     if usual or not fitted:
+        file = workload.trace or workload.agent_trace or workload.conversations
+        mend = f"leave the longer ones out of {file}" if file else "lower --input-tokens or --output-tokens"
+        mend = "lower the context of --agents" if workload.agents is not None else mend
         raise InputError(
             f"{redact_text(scenario.target)} takes {max_model_len:,} tokens a request, but the "
-            f"workload has up to {longest:,}, input and output: lower --input-tokens or "
-            "--output-tokens"
+            f"workload has up to {longest:,}, input and output: {mend}"
         )
     return {"workload.input_tokens": fitted, "workload.output_tokens": fitted}
 

@@ -25,7 +25,17 @@ def test_a_workload_that_fits_stays():
     assert fitted_lengths(scenario_of(input_tokens=9000), None, exact=True) == {}
 
 
-@pytest.mark.parametrize("stated", [{"input_tokens": 300}, {"turns": 3}])
-def test_a_stated_workload_is_refused(stated):
-    with pytest.raises(InputError, match="takes 256 tokens a request"):
+@pytest.mark.parametrize(
+    ("stated", "mend"),
+    [
+        ({"input_tokens": 300}, "lower --input-tokens or --output-tokens"),
+        ({"turns": 3}, "lower --input-tokens or --output-tokens"),
+        ({"trace": "t.csv"}, "leave the longer ones out of t.csv"),
+        ({"agents": ""}, "lower the context of --agents"),
+    ],
+)
+def test_a_stated_workload_is_refused(tmp_path, monkeypatch, stated, mend):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("Timestamp,Request tokens,Response tokens\n5,472,18\n45,87,23\n")
+    with pytest.raises(InputError, match=f"takes 256 tokens a request.*: {mend}"):
         fitted_lengths(scenario_of(**stated), 256, exact=True)
