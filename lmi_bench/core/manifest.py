@@ -151,7 +151,7 @@ class Manifest(JsonValue):
     created_at     ISO 8601, UTC
     scenario_hash  SHA-256 of what decides the measurement (`Scenario.hash`)
     commands       command lines that began and resumed the run
-    salt           of the prompts since the last start; goodput: SLOs of a good request
+    salt           of the prompts; goodput: SLOs of a good request
     imported_from  the tool that measured an imported run, with notes on what its files lack
     """
 
