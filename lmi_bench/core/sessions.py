@@ -132,7 +132,7 @@ class _Recorded:
 
 
 def _session(found: Sequence[_Recorded], idle_cap_s: float | None, path: Path) -> Session:
-    cut_s, last_s = 0.0, 0.0
+    cut_s = last_s = min(each.start_s for each in found)  # it begins with its first request
     for each in sorted(found, key=lambda each: each.start_s):  # idle gaps are cut
         cut_s += max(0.0, each.start_s - last_s - (math.inf if idle_cap_s is None else idle_cap_s))
         last_s, each.start_s = each.start_s, each.start_s - cut_s

@@ -125,6 +125,15 @@ def test_the_base_of_times_is_one_for_all_sub_agents(tmp_path):
     assert [each[1].wait_s for each in read_sessions(folder)] == pytest.approx([38, 38, 88])
 
 
+def test_a_session_begins_with_its_first_request_on_whatever_clock(tmp_path):
+    def begun(at_s):
+        later = [each | {"t": each["t"] + at_s} for each in MAIN]
+        return [each.wait_s for (session,) in [read_sessions(written(tmp_path, later))] for each in session]
+
+    assert begun(1_764_554_000) == pytest.approx(begun(0.0))
+    assert begun(7.0) == pytest.approx(begun(0.0))
+
+
 def test_idle_gaps_between_starts_are_shortened(tmp_path):
     """Starts 0, 5, 5, 5, 6, 9, 15, 47 s: only the last gap of 32 s is cut, to 10: 22 s less."""
     (session,) = read_sessions(written(tmp_path, MAIN), idle_cap_s=10)
