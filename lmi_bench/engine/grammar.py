@@ -19,6 +19,8 @@ from lmi_bench.engine.scheduling.sampling import Grammar
 from lmi_bench.engine.tokenizer import eos_token_ids
 
 _JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[ \n\r\t]{1,24}"}  # else weak models never end it
+_LIMITS: Final[Any] = {"max_items_in_row": 20_000, "step_max_items": 200_000}
+"""Of the library's parser: ten times its own, for schemas with thousands of keys."""
 _CACHED: Final = 128
 _REASON_CHARS: Final = 300
 
@@ -28,7 +30,7 @@ def read_grammar(kind: Any, value: Any, folder: Path | None, vocab_size: int) ->
 
     kind  json (a schema), regex, choice (a list of texts) or grammar (Lark or GBNF)
     Raises InputError if the value is not one, or uses what the library does not support; if
-    llguidance is not installed, or cannot use the model's tokenizer.
+    llguidance is not installed, or cannot use the model's tokenizer; or if no answer can follow it.
     """
     if folder is None:
         raise InputError("structured output needs a real model: a simulated one has no text")
@@ -37,10 +39,13 @@ def read_grammar(kind: Any, value: Any, folder: Path | None, vocab_size: int) ->
     try:
         if kind == "json":
             text = LLMatcher.grammar_from_json_schema(value, overrides=_JSON_OPTIONS)
+        elif kind == "choice":  # one terminal: rules are limited in number
+            text = grammar_from("lark", "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, value)))
         else:
             text = grammar_from(kind, value)
         grammar = Grammar(text, folder, vocab_size)
-        reason = _compiled(grammar).get_error()
+        reason = _compiled(grammar).get_error().partition("\n<state>")[0]
+        reason = reason.replace("NoExtensionBias", "no answer can follow it")
     except (ValueError, TypeError) as exc:
         reason = str(exc)
     if reason:
@@ -58,6 +63,13 @@ def calls_grammar(functions: Sequence[Mapping[str, Any]], *, several: bool) -> s
         calls.append(f'{json.dumps(head)} %json {json.dumps(schema)} "}}"')
     more = '("," call)*' if several else ""
     return f'start: "[" call {more} "]"\ncall: {" | ".join(calls)}'
+
+
+def is_kept(grammar: Grammar, answer: Sequence[int]) -> bool:
+    """Whether an answer, without end tokens, is whole. It is not where the grammar is beyond a
+    limit of the library, which then lets only that token follow."""
+    matcher = _compiled(grammar).deep_copy()
+    return matcher.try_consume_tokens(list(answer)) == len(answer) and bool(matcher.is_accepting())
 
 
 class Follower:
@@ -98,7 +110,9 @@ def _tokenizer(folder: Path, vocab_size: int) -> Any:
 
 @lru_cache(_CACHED)
 def _compiled(grammar: Grammar) -> Any:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
     tokenizer = _tokenizer(grammar.folder, grammar.vocab_size)
-    return LLMatcher(tokenizer, grammar.text, log_level=0)
+    matcher = LLMatcher(tokenizer, grammar.text, log_level=0, limits=LLParserLimits(**_LIMITS))
+    matcher.compute_logit_bias()  # shows whether any token may be the first
+    return matcher

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.async_engine import Generation, TokenEvent
-from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
+from lmi_bench.engine.grammar import is_kept
+from lmi_bench.engine.scheduling.sampling import Grammar, Ranked, SamplingParams
 from lmi_bench.engine.server.codec import Codec, StopStringFilter, StreamDecoder
 
 _OPENAI_FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop", "cancelled": "abort"}
@@ -73,7 +75,8 @@ class Answer:
         with the last ones.
 
         If the request is stopped without a last token, the last list is empty. Raises
-        EngineError, after the last tokens, if the engine has failed.
+        EngineError, after the last tokens, if the engine has failed, or if the answer left its
+        grammar.
         """
         if self.finish_reason is not None:
             return None
@@ -148,7 +151,15 @@ class Answer:
                 return chunk
         if is_last:
             self.finish_reason = self.generation.finish_reason
+            if self.prompt.sampling.grammar is not None and self.finish_reason == "eos_token":
+                self._check_grammar(self.prompt.sampling.grammar)
         return chunk
+
+    def _check_grammar(self, grammar: Grammar) -> None:
+        ends = self.prompt.sampling.eos_token_ids
+        if not is_kept(grammar, [piece.token_id for piece in self.pieces if piece.token_id not in ends]):
+            self.finish_reason = "error"
+            raise EngineError("the answer left its grammar, which is too large to be followed: make it smaller")
 
 
 def openai_finish_reason(reason: str | None) -> str:

@@ -110,6 +110,7 @@ def test_two_hundred_answers_keep_their_schema(serve_toy, folder):
         ({"guided_regex": "[ab]{3}", "temperature": 0}, "[ab]{3}"),
         ({"structured_outputs": {"choice": ["yes", "no é"]}}, "yes|no é"),
         ({"guided_choice": ["a"]}, "a"),
+        ({"guided_choice": [f"c{i}" for i in range(3000)]}, "c[0-9]{1,4}"),
         ({"structured_outputs": {"grammar": 'root ::= "x" [0-9] "y"'}}, "x[0-9]y"),
         ({"guided_grammar": 'start: "x" ("1" | "2")'}, "x[12]"),
         ({"guided_json": {"enum": [1, 2]}, "min_tokens": 8}, "1|2"),
@@ -132,6 +133,7 @@ def test_every_kind_of_grammar_is_kept_by_all_choices(serve_toy, folder, fields,
     ("fields", "message"),
     [
         ({"guided_regex": "(["}, "the regex cannot be used as a grammar"),
+        ({"guided_regex": r"[^\s\S]"}, "the regex cannot be used as a grammar: no answer can follow it"),
         ({"guided_json": {"type": "thing"}}, "Invalid type: thing"),
         ({"structured_outputs": {"structural_tag": "a"}}, 'structured_outputs.structural_tag must be omitted, got "a"'),
         (
@@ -157,6 +159,24 @@ def test_a_grammar_that_cannot_be_kept_is_refused(serve_toy, folder, fields, mes
 
     status, _, body = asyncio.run(main())
     assert (status, message in json.loads(body)["error"]["message"]) == (400, True)
+
+
+def test_an_answer_that_left_its_grammar_is_an_error(serve_toy, folder, monkeypatch):
+    """Beyond a limit of the library only the end may follow, which looked like a whole answer."""
+    monkeypatch.setattr("lmi_bench.engine.grammar._LIMITS", {"max_items_in_row": 9})
+    grammar = "start: " + " | ".join(f'"left{i}"' for i in range(20))
+    body = {"prompt": "a", "guided_grammar": grammar, "max_tokens": 50}
+
+    async def main():
+        async with structured_server(serve_toy, folder) as server:
+            replies = [await server.post("/v1/completions", body | {"stream": stream}) for stream in (False, True)]
+            return replies, server.engine.stats().used_blocks
+
+    (whole, stream), used = asyncio.run(main())
+    assert (whole[0], b"left its grammar" in whole[2]) == (500, True)
+    assert b"left its grammar" in stream[2]
+    assert b'"finish_reason":"stop"' not in stream[2]
+    assert used == 0
 
 
 @pytest.mark.parametrize(
