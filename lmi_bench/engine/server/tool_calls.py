@@ -25,7 +25,7 @@ _TAGGED: Final = [
     for form in (
         "<tool_call>" + _HEAD,
         r"<tool_call>\s*(?=\{)",
-        rf"<tool_call>{_NAME}(?P<pairs>(?:<arg_key>[\s\S]*?</arg_value>\s*)*)</tool_call>",
+        rf"<tool_call>{_NAME}(?P<pairs>(?:<arg_key>[\s\S]*?</arg_value>\s*)*+)</tool_call>",
         rf"(?:<tool_call>\s*)?<function={_NAME}>(?P<pairs>[\s\S]*?)</function>",
         rf"\[TOOL_CALLS\]{_NAME}(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{{)",
         r"\[TOOL_CALLS\]\s*\[?" + _HEAD,
@@ -39,10 +39,11 @@ _BEGINS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<｜tool▁call"
 _PAIR: Final = re.compile(
     r"<(?:arg_key>(.*?)</arg_key>\s*<arg_value>|parameter=([^>]+)>\n?)(.*?)\n?</(?:arg|param)", re.DOTALL
 )
-# between the calls of an answer that has nothing else: the first one's other fields, and a list's
+# between the calls of an answer that has nothing else: the first one's other fields, and a list's;
+# possessive, since a long blank answer or call could be divided between the parts in too many ways
 _BETWEEN: Final = (
-    r"\s*(?:functools|<\|python_tag\|>)?"
-    r'(?:\s*,\s*"\w+"\s*:\s*(?:"[^"\\]*"|\d+|null))*[\s\[\]};,]*'
+    r"\s*+(?:functools|<\|python_tag\|>)?"
+    r'(?:\s*,\s*"\w+"\s*:\s*(?:"[^"\\]*"|\d+|null))*+[\s\[\]};,]*+'
 )
 _BARE: Final = [re.compile(_BETWEEN + form) for form in (_HEAD, r"(?=\{)")]
 _BARE_BEGINS: Final = ("{", "[", "functools", "<|python_tag|>")

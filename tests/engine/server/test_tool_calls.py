@@ -176,6 +176,25 @@ def test_calls_are_found_in_the_style_of_each_family(text, content, step):
     assert [(name, json.loads(more)) for name, more in calls.values()] == [("times", {"text": "5", "count": 2})]
 
 
+PAIRS = "<arg_key>text</arg_key>\n<arg_value>5</arg_value>\n" * 40
+
+
+@pytest.mark.parametrize(
+    ("text", "num_calls"),
+    [
+        (f"<tool_call>times\n{PAIRS}</tool_call>", 1),
+        (f"<tool_call>times\n{PAIRS}", 0),  # cut by the length
+        ("\n" * 20_000, 0),
+        ("<|python_tag|>" + " " * 20_000, 0),
+    ],
+)
+def test_an_answer_is_searched_in_time_that_grows_with_its_length(text, num_calls):
+    """A search that tries each division of the pairs or of the blanks anew does not end in hours."""
+    content, _, calls = parts_of(CallFinder(None, [TIMES]), text, 1000)
+    assert len(calls) == num_calls
+    assert content == ("" if calls else text)
+
+
 def test_a_call_behind_one_with_other_fields_is_not_lost():
     text = '[{"name": "a", "arguments": {}, "id": "x"}, {"name": "b", "arguments": {"c": 1}}]'
     _, _, calls = parts_of(CallFinder(None), text, 10_000)
