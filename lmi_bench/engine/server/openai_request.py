@@ -164,8 +164,14 @@ class Message(Fields):
     tool_calls: list[_Tool] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message as transformers takes it."""
-        return self.model_dump(exclude_none=True)
+        """The message as transformers takes it: reasoning by each name that templates know (gpt-oss'
+        refuses `thinking` beside content), no empty list of calls, which some take for a call."""
+        found = self.model_dump(exclude_none=True, exclude=None if self.tool_calls else {"tool_calls"})
+        thought = found.get("reasoning") or found.get("reasoning_content")
+        if isinstance(thought, str):
+            found |= {"reasoning": thought, "reasoning_content": thought}
+            found |= {} if self.content else {"thinking": thought}
+        return found
 
 
 class DetokenizeCall(Fields):

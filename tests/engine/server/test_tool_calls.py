@@ -306,6 +306,19 @@ def test_only_one_call_where_several_at_once_are_not_wanted(tmp_path, serve_toy,
     assert len(choice["message"]["tool_calls"]) == 1
 
 
+def test_what_a_client_repeats_of_an_answer_reaches_the_template_as_it_knows_it():
+    """Templates of Llama 3 and gpt-oss take an empty list of calls for one without its call."""
+    thinks = HISTORY[1] | {"reasoning": "Where?"}
+    said = {"role": "assistant", "content": "Rain.", "tool_calls": [], "reasoning_content": "Told."}
+    call = ChatCall.read({"messages": [thinks, said]})
+    first, second = [message.for_template() for message in call.messages]
+    names = ("reasoning", "reasoning_content", "thinking")
+    assert [first[name] for name in names] == ["Where?"] * 3
+    assert first["tool_calls"][0]["function"]["arguments"] == {"city": "Paris"}
+    assert "tool_calls" not in second
+    assert [second.get(name) for name in names] == ["Told.", "Told.", None]  # gpt-oss refuses both
+
+
 def test_arguments_keep_their_nulls():
     call = ChatCall.read(
         {
