@@ -35,13 +35,15 @@ class Prompt:
 class Piece(NamedTuple):
     """One token. `text` is what it adds to the answer: empty while text is held back.
 
-    ranked  the most likely tokens at its position, if requested
+    ranked     the most likely tokens at its position, if requested
+    num_chars  of its text, before a stop string held it back; 0: not counted
     """
 
     token_id: int
     text: str
     logprob: float | None
     ranked: Ranked = ()
+    num_chars: int = 0
 
 
 class Answer:
@@ -74,9 +76,8 @@ class Answer:
         """The pieces of the next engine event, None if it has not come; `finish_reason` is set
         with the last ones.
 
-        If the request is stopped without a last token, the last list is empty. Raises
-        EngineError, after the last tokens, if the engine has failed, or if the answer left its
-        grammar.
+        If the request is stopped without a last token, the last list is empty. Raises EngineError,
+        after the last tokens, if the engine failed or the answer left its grammar.
         """
         if self.finish_reason is not None:
             return None
@@ -119,9 +120,9 @@ class Answer:
             return []
         tokens, decoder = self.prompt.token_ids, codec.detokenizer()
         scores = [(None, ()), *self.generation.prompt_logprobs]
-        return [
-            Piece(token_id, decoder.push((token_id,)), *score) for token_id, score in zip(tokens, scores, strict=True)
-        ]
+        texts = [decoder.push((token_id,)) for token_id in tokens]
+        parts = zip(tokens, texts, scores, map(len, texts), strict=True)
+        return [Piece(token_id, text, *score, length) for token_id, text, score, length in parts]
 
     def _take(self, event: TokenEvent, *, is_last: bool) -> list[Piece]:
         chunk: list[Piece] = []
@@ -133,6 +134,7 @@ class Answer:
             is_end = ends and self.generation.finish_reason in ("eos_token", "stop_sequence")
             hidden = is_end and not self.prompt.keep_stop_string  # as in vLLM
             text = "" if hidden else self._decoder.push((token_id,))
+            num_chars = len(text)
             if len(self.pieces) + 1 > self._min_tokens:
                 text = self._stop_filter.push(text)
             if self.stop_string is None and ends:
@@ -141,7 +143,7 @@ class Answer:
                     text += self._stop_filter.flush()
             logprob = None if event.logprobs is None else event.logprobs[index]
             ranked = () if event.top_logprobs is None else event.top_logprobs[index]
-            piece = Piece(token_id, text, logprob, ranked)
+            piece = Piece(token_id, text, logprob, ranked, num_chars)
             chunk.append(piece)
             self.pieces.append(piece)
             if self.stop_string is not None:

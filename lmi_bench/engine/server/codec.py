@@ -67,7 +67,7 @@ StreamDecoder = Detokenizer | PlainTokenizer
 
 class StopStringFilter:
     """Returns text until a stop string is complete; drops what follows, and the stop string too
-    unless `keep` is set."""
+    unless `keep` is set: then no text has to wait for what follows it."""
 
     def __init__(self, stop_strings: tuple[str, ...], *, keep: bool = False) -> None:
         self._stop_strings = stop_strings
@@ -79,7 +79,7 @@ class StopStringFilter:
         """The text that can be sent now; sets `matched` when a stop string is complete."""
         if not self._stop_strings:
             return text
-        window = self._held + text
+        window, sent = self._held + text, len(self._held) if self._keep else 0
         start, end = len(window), len(window) + 1
         for stop in self._stop_strings:
             at = window.find(stop)
@@ -87,15 +87,15 @@ class StopStringFilter:
                 start, end, self.matched = at, at + len(stop), stop
         if self.matched is not None:
             self._held = ""
-            return window[: end if self._keep else start]
+            return window[sent : end if self._keep else start]
         keep = max(overlap(window, stop) for stop in self._stop_strings)
         self._held = window[len(window) - keep :]
-        return window[: len(window) - keep]
+        return window[sent:] if self._keep else window[: len(window) - keep]
 
     def flush(self) -> str:
         """The text held back, after the last piece."""
         held, self._held = self._held, ""
-        return held
+        return "" if self._keep else held
 
 
 def overlap(text: str, stop: str) -> int:

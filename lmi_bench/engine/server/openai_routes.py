@@ -116,6 +116,11 @@ class OpenAiReply(ABC):
             choice["token_ids"] = [piece.token_id for piece in pieces]
         return choice
 
+    def _prompt_ids(self, number: int) -> dict[str, list[int]]:
+        """vLLM's field of a completion's choice, and of a chat."""
+        ids = self._answers[number].prompt.token_ids
+        return {"prompt_token_ids": list(ids)} if self._call.return_token_ids else {}
+
     def _usage(self) -> dict[str, int]:
         """Token counts: each prompt once, and the output of all choices so far."""
         firsts = self._answers[:: self._call.n]
@@ -137,20 +142,22 @@ class CompletionReply(OpenAiReply):
         self._text_offsets = [0] * len(answers)
 
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        own: dict[str, Any] = {}
         if number not in self._begun:
             self._begun.add(number)
             answer = self._answers[number]
+            own = self._prompt_ids(number)
             text = answer.prompt.text + text
             pieces = answer.prompt_pieces(self._codec) + pieces
         logprobs = self._logprobs(pieces, number) if self._call.num_logprobs is not None else None
-        return {"text": text, "logprobs": logprobs}
+        return {"text": text, "logprobs": logprobs, **own}
 
     def _logprobs(self, pieces: list[Piece], number: int) -> dict[str, Any]:
-        tokens = [self._codec.token_text(piece.token_id) for piece in pieces]
+        tokens = [self._name(piece.token_id) for piece in pieces]
         offsets = []
         for piece in pieces:
             offsets.append(self._text_offsets[number])
-            self._text_offsets[number] += len(piece.text)
+            self._text_offsets[number] += piece.num_chars
         return {
             "text_offset": offsets,
             "token_logprobs": [piece.logprob for piece in pieces],
@@ -165,8 +172,16 @@ class CompletionReply(OpenAiReply):
         """Log-probabilities of the chosen and most likely tokens by text; the first of equals."""
         found: dict[str, float | None] = {token: piece.logprob}
         for token_id, logprob in piece.ranked:
-            found.setdefault(self._codec.token_text(token_id), logprob)
+            found.setdefault(self._name(token_id), logprob)
         return found
+
+    def _name(self, token_id: int) -> str:
+        """A token's text or, as in OpenAI, the bytes of a part of a character: all of them have one
+        text, by which the likeliest would be taken for the chosen one."""
+        text = self._codec.token_text(token_id)
+        if "\ufffd" not in text:
+            return text
+        return "bytes:" + "".join([f"\\x{byte:02x}" for byte in self._codec.token_bytes(token_id)])
 
 
 class ChatReply(OpenAiReply):
@@ -185,7 +200,12 @@ class ChatReply(OpenAiReply):
         self._begun.add(number)
         delta = {"role": "assistant", "content": ""}
         role = {"index": number, "delta": delta, "finish_reason": None, "logprobs": None}
-        return self._prefix + orjson.dumps([role]) + b"}\n\n" + events
+        found = self._head | {"choices": [role], **self._prompt_ids(number)}
+        return b"data: " + orjson.dumps(found) + b"\n\n" + events
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an unstreamed reply."""
+        return super().whole() | self._prompt_ids(0)
 
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         return {"delta": self._message(text, number), "logprobs": self._logprobs(pieces)}
@@ -307,7 +327,8 @@ class OpenAiRoutes:
         if constraint := call.constraint():
             folder = getattr(state.codec, "folder", None)
             grammar = await asyncio.to_thread(read_grammar, *constraint, folder, state.vocab_size)
-        prompts = []
+        prompts, keeps, alone = [], call.include_stop_str_in_output, call.max_tokens == 0
+        special = isinstance(call, ChatCall) and (call.most_tool_calls != 0 or state.codec.has_channels)
         for sent, tokens in await self._tokens(call):
             token_ids = tokens if cut is None else tokens[-cut:]
             rest = state.max_model_len - len(token_ids)
@@ -322,18 +343,7 @@ class OpenAiRoutes:
             text = ""
             if call.echo:
                 text = sent if isinstance(sent, str) and not cut else state.codec.decode(token_ids)
-            prompts.append(
-                Prompt(
-                    token_ids,
-                    sampling,
-                    call.stop,
-                    call.include_stop_str_in_output,
-                    text,
-                    alone=call.max_tokens == 0,
-                    shows_special=isinstance(call, ChatCall)
-                    and (call.most_tool_calls != 0 or state.codec.has_channels),
-                )
-            )
+            prompts.append(Prompt(token_ids, sampling, call.stop, keeps, text, alone=alone, shows_special=special))
         return prompts
 
     async def _tokens(self, call: OpenAiCall, *, limited: bool = True) -> list[tuple[str | list[int], list[int]]]:

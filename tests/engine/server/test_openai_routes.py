@@ -119,9 +119,11 @@ def test_log_probabilities_and_token_ids_where_asked_for(serve_toy, scripted):
             call = {"prompt": "a", "max_tokens": 2, "logprobs": 1, "temperature": 0}
             whole = await server.post("/v1/completions", call)
             call |= {"stream": True, "return_token_ids": True}
-            return whole, await server.post("/v1/completions", call)
+            chat = {"messages": [{"role": "user", "content": "t7 t8"}], "max_tokens": 2, "return_token_ids": True}
+            chats = [await server.post("/v1/chat/completions", chat | {"stream": stream}) for stream in (False, True)]
+            return whole, await server.post("/v1/completions", call | {"prompt": "t7 t8"}), *chats
 
-    whole, stream = asyncio.run(main())
+    whole, stream, chat, chat_stream = asyncio.run(main())
     assert json.loads(whole[2])["choices"][0]["logprobs"] == {
         "text_offset": [0, 4],
         "token_logprobs": [-0.5, -0.5],
@@ -130,6 +132,10 @@ def test_log_probabilities_and_token_ids_where_asked_for(serve_toy, scripted):
     }
     chunks = events_of(stream[2])
     assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[11], [12]]
+    assert [chunk["choices"][0].get("prompt_token_ids") for chunk in chunks] == [[7, 8], None]
+    assert "prompt_token_ids" not in json.loads(whole[2])["choices"][0]
+    assert json.loads(chat[2])["prompt_token_ids"] == [7, 8]
+    assert [chunk.get("prompt_token_ids") for chunk in events_of(chat_stream[2])] == [[7, 8], None, None]
     assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks] == [[0], [4]]
 
 
@@ -255,6 +261,24 @@ def test_the_bytes_of_tokens_make_up_a_character(serve_toy, scripted, byte_codec
 
     content = json.loads(asyncio.run(main())[2])["choices"][0]["logprobs"]["content"]
     assert bytes(byte for token in content for byte in token["bytes"]).decode() == "é"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_parts_of_characters_are_told_apart_and_offsets_are_where_tokens_begin(serve_toy, scripted, byte_codec, stream):
+    """lm-eval takes an answer for the likeliest by comparing these; a stop string holds text back."""
+    answer = "xé x.".encode()
+    body = {"prompt": "a", "max_tokens": 6, "logprobs": 2, "stop": ["é!", "x.."], "stream": stream}
+
+    async def main():
+        async with serve_toy(executor=scripted([*answer]), codec=byte_codec) as server:
+            return await server.post("/v1/completions", body)
+
+    reply = asyncio.run(main())[2]
+    found = [part["choices"][0]["logprobs"] for part in (events_of(reply) if stream else [json.loads(reply)])]
+    columns = {name: [value for part in found for value in part[name]] for name in found[0]}
+    assert columns["tokens"] == ["x", "bytes:\\xc3", "bytes:\\xa9", " ", "x", "."]
+    assert columns["text_offset"] == [0, 1, 1, 2, 3, 4]
+    assert columns["top_logprobs"][1] == {"bytes:\\xc3": -0.5, "bytes:\\xc4": -1.5}
 
 
 def test_models_names_the_one_model_and_its_limit(serve_toy):

@@ -80,6 +80,19 @@ def test_no_more_is_held_back_than_could_begin_a_stop_string(text, stops):
     assert held == longest
 
 
+@given(text=st.text("abc", max_size=12), stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
+@settings(max_examples=300)
+def test_where_the_stop_string_is_part_of_the_answer_nothing_is_held(text, stops):
+    stop_filter = StopStringFilter(tuple(stops), keep=True)
+    shown, expected = "", cut_at_first_stop(text, stops)
+    for number, character in enumerate(text, start=1):
+        shown += stop_filter.push(character)
+        assert shown == text[:number]
+        if stop_filter.matched:
+            break
+    assert (shown + stop_filter.flush(), stop_filter.matched) == (expected[0] + (expected[1] or ""), expected[1])
+
+
 def test_without_stop_strings_nothing_is_held():
     stop_filter = StopStringFilter(())
     assert "".join(map(stop_filter.push, itertools.repeat("ab", 3))) == "ababab"
