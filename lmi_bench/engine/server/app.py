@@ -102,7 +102,8 @@ def build_app(
     """
 
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
-    middlewares = [failure_middleware(model_name), entrance(api_key, fair_by, overhead_s)]
+    open_paths = (*_OPEN_PATHS, "/endpoints/") if signature_check else _OPEN_PATHS  # a key of its own
+    middlewares = [failure_middleware(model_name), entrance(api_key, open_paths, fair_by, overhead_s)]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
     app[_SILENT], app[_IS_OPEN] = {}, api_key is None
     lmi, openai = LmiRoutes(state, replies), OpenAiRoutes(state, chat_template)
@@ -117,17 +118,19 @@ def build_app(
     return app
 
 
-def entrance(api_key: str | None, fair_by: str | None, overhead_s: float) -> Middleware:
+def entrance(api_key: str | None, open_paths: tuple[str, ...], fair_by: str | None, overhead_s: float) -> Middleware:
     """Lets in requests that have the key, if there is one, and whose body comes in time."""
 
     @web.middleware
     async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:
         if timer := request.app[_SILENT].pop(request.protocol, None):
             timer.cancel()  # else it would keep the connection's memory until its time
-        if api_key is not None and request.path not in _OPEN_PATHS:
-            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, f"Bearer {api_key}".encode()):
-                raise RefusedError(401, "the API key is missing or wrong: Authorization: Bearer KEY")
+        if api_key is not None and not request.path.startswith(open_paths):
+            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+            is_same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), api_key.encode())
+            if scheme.lower() != "bearer" or not is_same:
+                message = "the API key is missing or wrong: Authorization: Bearer KEY"
+                raise RefusedError(401, message, ("WWW-Authenticate", "Bearer"))
         is_json = request.content_type.endswith("json") or request.path.startswith(_ANY_TYPE)
         if "Origin" in request.headers and request.method == "POST" and not is_json:
             raise RefusedError(415, "a web page must send Content-Type: application/json")

@@ -29,6 +29,7 @@ from lmi_bench.core.errors import EngineError, InputError, OverloadedError, drop
 from lmi_bench.models.hf_config import read_table
 
 LOGGER = logging.getLogger(__name__)
+_RETRY_AFTER_S = "1"  # a place is free as soon as any request has ended
 FAILURES = (InputError, OverloadedError, EngineError)
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -40,11 +41,12 @@ _ROWS: Final = {(row["protocol"], row["failure"]): row for row in read_table("fa
 
 
 class RefusedError(Exception):
-    """A request that no route gets; its connection is closed unless it `keeps_open`."""
+    """A request that no route gets; its connection is closed unless it `keeps_open`. HTTP demands
+    a header beside some statuses."""
 
-    def __init__(self, status: int, message: str, *, keeps_open: bool = False) -> None:
+    def __init__(self, status: int, message: str, *header: tuple[str, str], keeps_open: bool = False) -> None:
         super().__init__(message)
-        self.status, self.keeps_open = status, keeps_open
+        self.status, self.header, self.keeps_open = status, header, keeps_open
 
 
 class UnknownModelError(InputError):
@@ -113,7 +115,7 @@ def _refusal(exc: Exception, path: str) -> Exception | None:
             return RefusedError(404, f"no such path: {path}", keeps_open=True)
         case web.HTTPMethodNotAllowed():
             accepted = ", ".join(exc.allowed_methods)
-            return RefusedError(405, f"{path} accepts {accepted}", keeps_open=True)
+            return RefusedError(405, f"{path} accepts {accepted}", ("Allow", accepted), keeps_open=True)
     return None
 
 
@@ -146,12 +148,19 @@ def _response(path: str, exc: Exception, model_name: str = "") -> web.Response:
     protocol = "tgi" if path in TGI_PATHS else "lmi"
     if path.startswith(_OPENAI_PREFIXES):
         protocol = "openai"
-    status, body = failure(protocol, exc, model_name)
+    response = failure_response(protocol, exc, model_name)
     if path.startswith("/endpoints/"):
-        code = "ValidationError" if status < 500 else "InternalFailure"
-        response = aws_error(status, code, str(exc))
-    else:
-        response = json_response(body, status=status)
-    if isinstance(exc, RefusedError) and not exc.keeps_open:
-        response.force_close()  # the end of the body is unknown
+        code = "ValidationError" if response.status < 500 else "InternalFailure"
+        response = aws_error(response.status, code, str(exc))
+    if isinstance(exc, RefusedError):
+        response.headers.update(exc.header)
+        if not exc.keeps_open:
+            response.force_close()  # the end of the body is unknown
     return response
+
+
+def failure_response(protocol: str, exc: Exception, model_name: str) -> web.Response:
+    """The error of a failure, in this protocol."""
+    status, body = failure(protocol, exc, model_name)
+    is_full = isinstance(exc, OverloadedError)
+    return json_response(body, status=status, headers={"Retry-After": _RETRY_AFTER_S} if is_full else None)

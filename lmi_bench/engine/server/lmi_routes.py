@@ -122,14 +122,11 @@ class RollingBatchReply:
         pieces = self.answer.pieces
         details = self._details() | {"tokens": [self._token(piece) for piece in pieces]}
         if self.answer.prompt.sampling.top_logprobs:
-            details["top_tokens"] = [self._ranked(piece) for piece in pieces]
+            text = self.state.codec.token_text
+            details["top_tokens"] = [
+                [{"id": i, "text": text(i), "log_prob": logprob} for i, logprob in piece.ranked] for piece in pieces
+            ]
         return details
-
-    def _ranked(self, piece: Piece) -> list[dict[str, Any]]:
-        return [
-            {"id": token_id, "text": self.state.codec.token_text(token_id), "log_prob": logprob}
-            for token_id, logprob in piece.ranked
-        ]
 
     def _line(self, line: dict[str, Any]) -> bytes:
         return orjson.dumps(self.formatters.reply(line), option=orjson.OPT_APPEND_NEWLINE)
@@ -266,6 +263,7 @@ class LmiRoutes:
         texts = sent if batched and isinstance(sent, list) and sent else [sent]
         fixed = {} if streams is None else {"stream": streams}
         calls = [LmiCall.read(body | fixed | {"inputs": text}) for text in texts]
+        streaming.check_count(state, len(calls))
         answers: list[Answer] = []
         try:
             for call in calls:

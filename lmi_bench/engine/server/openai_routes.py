@@ -307,7 +307,9 @@ class OpenAiRoutes:
         self._check_model(call.model)
         answers: list[Answer] = []
         try:
-            for prompt in await self._prompts(call):
+            prompts = await self._prompts(call)
+            streaming.check_count(state, len(prompts) * call.n)
+            for prompt in prompts:
                 answers += await streaming.submit_choices(state, prompt, call.n)
             headers = state.ignored_header(call.ignored)
             reply = reply_type(call, answers, state)

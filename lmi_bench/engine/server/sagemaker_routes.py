@@ -163,7 +163,7 @@ class SageMakerRoutes:
             async with asyncio.timeout(self.unary_timeout_s):
                 response = await self._answer(request, _AT_ONCE)
         except TimeoutError:
-            return _model_error(0, b"", "Model container did not answer in time.")
+            return _model_error(0, "", "Model container did not answer in time.")
         response.headers.update(VARIANT)
         return response
 
@@ -188,29 +188,29 @@ class SageMakerRoutes:
                 )
             except SignatureError as exc:
                 return failures.aws_error(403, exc.code, str(exc))
-        protocol, handler = self._route(body)
         outside = ENVELOPE.set(envelope)
         try:
-            return await handler(request)
-        except failures.FAILURES as exc:
-            drop_frames(exc)
-            status, error = failures.failure(protocol, exc, self.lmi.state.model_name)
-            return _model_error(status, orjson.dumps(error))
+            response = await self._contained(request, body)
         finally:
             ENVELOPE.reset(outside)
+        if isinstance(response, web.Response) and response.status != 200:
+            return _model_error(response.status, response.text or "")
+        return response
 
     async def container(self, request: web.Request) -> web.StreamResponse:
         """What a container is asked itself, at `/predictions` under the model's name."""
         served = self.lmi.state.model_name
         if (model := request.match_info.get("model", served)) != served:
             raise failures.UnknownModelError(f"model {model!r} is not served here: use {served!r}")
-        protocol, handler = self._route(await request.read())
+        return await self._contained(request, await request.read())
+
+    async def _contained(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        protocol, handler = self._route(body)
         try:
             return await handler(request)
         except failures.FAILURES as exc:
             drop_frames(exc)
-            status, error = failures.failure(protocol, exc, served)
-            return failures.json_response(error, status=status)
+            return failures.failure_response(protocol, exc, self.lmi.state.model_name)
 
     def _route(self, body: bytes) -> tuple[str, _Handler]:
         """The protocol of a body, and its handler."""
@@ -247,11 +247,11 @@ def _stream_headers(headers: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _model_error(original_status: int, said: bytes, why: str = "") -> web.Response:
+def _model_error(original_status: int, said: str, why: str = "") -> web.Response:
     message = why or (
         f"Received {'client' if 400 <= original_status < 500 else 'server'} error "
-        f'({original_status}) from primary with message "{said.decode()}".'
+        f'({original_status}) from primary with message "{said}".'
     )
     return failures.aws_error(
-        424, "ModelError", message, OriginalStatusCode=original_status, OriginalMessage=said.decode(), LogStreamArn=""
+        424, "ModelError", message, OriginalStatusCode=original_status, OriginalMessage=said, LogStreamArn=""
     )

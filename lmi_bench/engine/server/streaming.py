@@ -90,6 +90,16 @@ async def send_stream(
 MAX_CHOICES = 128  # OpenAI's limit
 
 
+def check_count(state: ServerState, count: int) -> None:
+    """Raise CapacityError if so many answers could never be accepted together."""
+    limit = state.engine.config.max_concurrent_requests
+    if limit is not None and count > limit:
+        raise CapacityError(
+            f"{count} choices are {count} requests to the engine, which accepts {limit} at once: "
+            "request fewer, or raise max_concurrent_requests"
+        )
+
+
 async def submit_choices(state: ServerState, prompt: Prompt, count: int) -> list[Answer]:
     """Start `count` answers; the caller must close them.
 
@@ -98,12 +108,7 @@ async def submit_choices(state: ServerState, prompt: Prompt, count: int) -> list
     Raises what `ServerState.submit` raises, and then none of them runs.
     """
     config = state.engine.config
-    limit = config.max_concurrent_requests
-    if limit is not None and count > limit:
-        raise CapacityError(
-            f"{count} choices are {count} requests to the engine, which accepts {limit} at once: "
-            "request fewer, or raise max_concurrent_requests"
-        )
+    check_count(state, count)
     answers = [state.submit(prompt)]
     first = answers[0].generation
     try:

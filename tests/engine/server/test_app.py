@@ -169,12 +169,12 @@ def test_ping_and_health_of_a_server_that_is_well(serve_toy):
     async def main():
         async with serve_toy() as server:
             statuses = []
-            for method, path in (("GET", "/ping"), ("POST", "/ping"), ("GET", "/health")):
+            for method, path in (("GET", "/ping"), ("POST", "/ping"), ("HEAD", "/ping"), ("GET", "/health")):
                 async with server.client.request(method, path) as response:
                     statuses.append(response.status)
             return statuses
 
-    assert asyncio.run(main()) == [200, 200, 200]
+    assert asyncio.run(main()) == [200, 200, 200, 200]
 
 
 def test_localhost_names_the_address_that_it_took(serve_toy):

@@ -195,13 +195,15 @@ def test_choices_for_which_there_is_no_room_are_refused_together(serve_toy, slow
             await first
             await server.until(lambda: server.scheduler.blocks.num_used == 0)
             server.engine.audit()
-            return refused, left, await server.post(COMPLETIONS, call | {"n": 4})
+            several = await server.post(COMPLETIONS, call | {"prompt": ["a", "b"], "n": 2})
+            return refused, left, await server.post(COMPLETIONS, call | {"n": 4}), several
 
-    refused, left, never = asyncio.run(main())
+    refused, left, never, several = asyncio.run(main())
     assert refused[0] == 503
     assert left == 1
     assert never[0] == 400
     assert "4 choices are 4 requests" in json.loads(never[2])["error"]["message"]
+    assert (several[0], b"4 choices are 4 requests" in several[2]) == (400, True)
 
 
 def test_a_client_that_leaves_frees_every_choice(serve_toy, slow_steps):

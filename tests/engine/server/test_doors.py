@@ -10,6 +10,7 @@ import pytest
 from aiohttp.web_protocol import RequestHandler
 
 from lmi_bench.engine.server import app as server_app
+from lmi_bench.engine.server.sagemaker_routes import SignatureCheck
 
 ROUTES = ["/invocations", "/v1/completions", "/generate", "/endpoints/toy/invocations"]
 BODY = {"prompt": "a", "inputs": "a", "max_tokens": 1, "parameters": {"max_new_tokens": 1}}
@@ -32,7 +33,14 @@ async def raw(url, data):
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(
     ("header", "is_let_in"),
-    [(None, False), ("Bearer other", False), ("k", False), ("Bearer é", False), ("Bearer k", True)],
+    [
+        (None, False),
+        ("Bearer other", False),
+        ("k", False),
+        ("Bearer é", False),
+        ("Bearer k", True),
+        ("bearer  k", True),
+    ],
 )
 def test_a_request_needs_the_key_where_there_is_one(serve_toy, route, header, is_let_in):
     headers = {} if header is None else {"Authorization": header}
@@ -42,10 +50,11 @@ def test_a_request_needs_the_key_where_there_is_one(serve_toy, route, header, is
             serve_toy(app_options={"api_key": "k"}) as server,
             server.client.post(route, json=BODY, headers=headers) as response,
         ):
-            return response.status, await response.text()
+            return response.status, response.headers.get("WWW-Authenticate"), await response.text()
 
-    status, text = asyncio.run(main())
+    status, scheme, text = asyncio.run(main())
     assert (status != 401) == is_let_in
+    assert scheme == (None if is_let_in else "Bearer")
     if not is_let_in:
         assert "API key is missing or wrong" in text
         json.loads(text)
@@ -78,6 +87,25 @@ def test_a_web_page_must_ask_before_it_sends(serve_toy, route, headers, is_let_i
     passes_on = route.startswith(("/invocations", "/endpoints/"))
     assert status == (200 if is_let_in or passes_on else 415)
     assert ("a web page must send Content-Type" in text) == (status == 415)
+
+
+def test_a_signature_is_the_key_where_it_is_asked_for(serve_toy):
+    """Both are in the same header."""
+    options = {"api_key": "k", "signature_check": SignatureCheck("AKIDEXAMPLE", "secret")}
+
+    async def main():
+        async with serve_toy(app_options=options) as server:
+            keys = {"Authorization": "Bearer k"}
+            found = []
+            for route, headers in ((ROUTES[3], {}), (ROUTES[3], keys), (ROUTES[0], {}), (ROUTES[0], keys)):
+                async with server.client.post(route, json=BODY, headers=headers) as response:
+                    found.append((response.status, response.headers.get("x-amzn-ErrorType")))
+            return found
+
+    unsigned, keyed, refused, let_in = asyncio.run(main())
+    assert unsigned == (403, "MissingAuthenticationTokenException")
+    assert keyed == (403, "IncompleteSignatureException")
+    assert (refused[0], let_in[0]) == (401, 200)
 
 
 def test_a_load_balancer_needs_no_key(serve_toy):

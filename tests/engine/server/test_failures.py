@@ -162,6 +162,7 @@ def test_an_unknown_model_path_or_method_is_answered_in_the_protocols_words(serv
         "message": "no such path: /models",
     }
     assert method[0] == json.loads(method[2])["code"] == 405
+    assert method[1]["Allow"] == "POST"
 
 
 @pytest.mark.parametrize(("path", "field"), [(LMI, "inputs"), (OPENAI, "prompt")])
@@ -189,6 +190,7 @@ def test_overload_is_503_in_both_protocols_and_passes(serve_toy, scripted):
     lmi, openai, first, later = asyncio.run(main())
     assert first[0] == later[0] == 200
     assert lmi[0] == openai[0] == 503
+    assert lmi[1]["Retry-After"] == openai[1]["Retry-After"] == "1"
     reply = json.loads(lmi[2])
     assert (reply["code"], reply["type"]) == (503, "WlmCapacityException")
     assert reply["message"].startswith("Worker queue capacity exceeded for model: toy")
