@@ -41,6 +41,7 @@ class OpenAiReply(ABC):
         self._call = call
         self._answers = answers
         self._begun: set[int] = set()  # choices with an event
+        self._text_offsets = [0] * len(answers)  # of each choice's next token
         self._codec = state.codec
         self._head = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
@@ -136,10 +137,6 @@ class CompletionReply(OpenAiReply):
     stream_object = "text_completion"
     whole_object = "text_completion"
     plain_choice = b'[{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
-
-    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
-        super().__init__(call, answers, state)
-        self._text_offsets = [0] * len(answers)
 
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         own: dict[str, Any] = {}
@@ -254,15 +251,8 @@ class OpenAiRoutes:
         """The one model: alone if the path names it, else in a list."""
         state, name = self.state, request.match_info.get("model")
         self._check_model(name)
-        model = {
-            "id": state.model_name,
-            "object": "model",
-            "created": state.created,
-            "owned_by": "lmi-bench",
-            "root": state.model_name,
-            "parent": None,
-            "max_model_len": state.max_model_len,
-        }
+        model = {"id": state.model_name, "object": "model", "created": state.created, "owned_by": "lmi-bench"}
+        model |= {"root": state.model_name, "parent": None, "max_model_len": state.max_model_len}
         return json_response(model if name else {"object": "list", "data": [model]})
 
     async def version(self, request: web.Request) -> web.Response:

@@ -87,8 +87,7 @@ def check_values(body: TgiBody, longest: int, reply: str) -> None:
     drawn = (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
     several = (asked.best_of or 1) > 1
     sampled = asked.do_sample or any(value is not None for value in drawn)
-    named = {"stops": MAX_STOP_STRINGS, "ranked": MOST_TOP_LOGPROBS, "answers": MAX_BEST_OF}
-    named["longest"] = longest
+    named = {"stops": MAX_STOP_STRINGS, "ranked": MOST_TOP_LOGPROBS, "answers": MAX_BEST_OF, "longest": longest}
     values = vars(asked) | {
         "unsampled": several and not sampled,
         "seeded": several and asked.seed is not None,

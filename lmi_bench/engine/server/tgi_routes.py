@@ -154,7 +154,7 @@ class TgiRoutes:
         return json_response(
             {
                 "model_id": self._state.model_name,
-                "model_sha": None,
+                **dict.fromkeys(("model_sha", "sha", "docker_label")),
                 "model_pipeline_tag": "text-generation",
                 "max_concurrent_requests": limit or _UNLIMITED,
                 "max_best_of": MAX_BEST_OF,
@@ -165,8 +165,6 @@ class TgiRoutes:
                 "max_client_batch_size": 1,
                 "router": ROUTER_NAME,
                 "version": __version__,
-                "sha": None,
-                "docker_label": None,
             }
         )
 

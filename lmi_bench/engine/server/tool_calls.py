@@ -55,6 +55,7 @@ _CHANNEL: Final = re.compile(
 )
 _CALLED: Final = re.compile(r"to=functions\.([\w.-]+)")
 _THOUGHT: Final = re.compile(r"to=|<\|channel\|>\s*analysis")
+_TURN: Final = re.compile(r"[{}>]")  # without one no call begins or ends
 
 
 Tools = Sequence[Mapping[str, Any]]
@@ -65,6 +66,7 @@ class _Call(NamedTuple):
     end: int
     name: str
     arguments: str  # so far
+    is_open: bool = False  # more of them follow
 
 
 class CallFinder:
@@ -79,6 +81,7 @@ class CallFinder:
         self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self._in_channels = in_channels
         self._text = ""
+        self._waits: bool | None = None  # for a turn; True: in a call's arguments
         self._returned = [0, 0]  # characters of the content and of the reasoning
         self._argument_chars: list[int] = []  # of each call, that were returned
 
@@ -93,6 +96,11 @@ class CallFinder:
         if self._most == 0 and not self._in_channels:
             return text, "", []
         self._text += text
+        if self._waits is not None and not (ended or _TURN.search(text)):  # else a long call is read at each token
+            if not (self._waits and text):
+                return "", "", []
+            self._argument_chars[-1] += len(text)
+            return "", "", [{"index": self.num_found - 1, "function": {"arguments": text}}]
         content, thought, calls = self._divided(ended=ended)
         more, thoughts = content[self._returned[0] :], thought[self._returned[1] :]
         self._returned = [len(content), len(thought)]
@@ -112,7 +120,7 @@ class CallFinder:
     def _divided(self, *, ended: bool) -> tuple[str, str, list[tuple[str, str]]]:
         """The content and the reasoning that are certain by now, and name and arguments so far of
         each call."""
-        text = self._text
+        text, self._waits = self._text, None
         if self._in_channels and _may_begin(text, _CHANNEL_BEGINS):
             return _channels(text, ended=ended)
         if self._most == 0:
@@ -123,11 +131,13 @@ class CallFinder:
             calls.append(call)
             at = call.end
         if calls:
-            return text[: calls[0].start], "", [call[2:] for call in calls]
+            self._waits = True if calls[-1].is_open and len(calls) <= (self._most or len(calls)) else None
+            return text[: calls[0].start], "", [call[2:4] for call in calls]
         if bare or ended:
+            self._waits = False if text.lstrip().startswith(("{", "[")) else None
             return text if ended else "", "", []
         opened = [at for begin in _BEGINS if (at := text.find(begin)) >= 0]
-        held = max(overlap(text, begin) for begin in _BEGINS)
+        held, self._waits = max(overlap(text, begin) for begin in _BEGINS), False if opened else None
         return text[: min([*opened, len(text) - held])], "", []
 
     def _next_call(self, at: int, *, bare: bool) -> _Call | None:
@@ -152,7 +162,9 @@ class CallFinder:
             return _Call(start, end, given["name"], json.dumps(pairs, ensure_ascii=False))
         whole, last = _object_at(text, end)
         if "name" in given:
-            return _Call(start, last, given["name"], text[end:last])
+            return _Call(start, last, given["name"], text[end:last], is_open=whole is None)
+        if whole is None:
+            return None
         name, arguments = whole.get("name"), whole.get("arguments", whole.get("parameters"))
         if not (isinstance(name, str) and isinstance(arguments, dict)):
             return None
@@ -191,10 +203,10 @@ def _value(text: str, schema: Any) -> Any:
         return text
 
 
-def _object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
-    """The JSON object at `start` and its end; empty, and the end of the text, if it has none."""
+def _object_at(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
+    """The JSON object at `start` and its end; None, and the end of the text, if it has none."""
     try:
         found, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
-        return {}, len(text)
+        return None, len(text)
     return found, end

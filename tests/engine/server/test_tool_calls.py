@@ -195,6 +195,25 @@ def test_an_answer_is_searched_in_time_that_grows_with_its_length(text, num_call
     assert content == ("" if calls else text)
 
 
+class Counting(CallFinder):
+    """Counts its searches."""
+
+    searches = 0
+
+    def _divided(self, *, ended):
+        self.searches += 1
+        return super()._divided(ended=ended)
+
+
+@pytest.mark.parametrize(
+    "begin", ['<tool_call>{"name": "times", "arguments": ', "<tool_call>times<arg_key>text", '{"a": ']
+)
+def test_a_long_call_is_not_searched_anew_for_each_token(begin):
+    finder = Counting(None, [TIMES])
+    parts_of(finder, begin + '{"text": "' + "word " * 1000, 5)
+    assert finder.searches < 20
+
+
 def test_a_call_behind_one_with_other_fields_is_not_lost():
     text = '[{"name": "a", "arguments": {}, "id": "x"}, {"name": "b", "arguments": {"c": 1}}]'
     _, _, calls = parts_of(CallFinder(None), text, 10_000)
