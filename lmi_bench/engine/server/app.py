@@ -102,8 +102,7 @@ def build_app(
     """
 
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
-    open_paths = (*_OPEN_PATHS, "/endpoints/") if signature_check else _OPEN_PATHS  # a key of its own
-    middlewares = [failure_middleware(model_name), entrance(api_key, open_paths, fair_by, overhead_s)]
+    middlewares = [failure_middleware(model_name), entrance(api_key, signature_check is not None, fair_by, overhead_s)]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
     app[_SILENT], app[_IS_OPEN] = {}, api_key is None
     lmi, openai = LmiRoutes(state, replies), OpenAiRoutes(state, chat_template)
@@ -118,14 +117,15 @@ def build_app(
     return app
 
 
-def entrance(api_key: str | None, open_paths: tuple[str, ...], fair_by: str | None, overhead_s: float) -> Middleware:
-    """Lets in requests that have the key, if there is one, and whose body comes in time."""
+def entrance(api_key: str | None, signed: bool, fair_by: str | None, overhead_s: float) -> Middleware:
+    """Lets in requests with the key (`signed`: or SageMaker's signature) whose body comes in time."""
 
     @web.middleware
     async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:
         if timer := request.app[_SILENT].pop(request.protocol, None):
             timer.cancel()  # else it would keep the connection's memory until its time
-        if api_key is not None and not request.path.startswith(open_paths):
+        is_open = request.path in _OPEN_PATHS or (signed and request.path.startswith("/endpoints/"))
+        if api_key is not None and not is_open:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
             is_same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), api_key.encode())
             if scheme.lower() != "bearer" or not is_same:
