@@ -39,7 +39,8 @@ class StopRules:
     first_timeout    stop at the first time-out: the target is past its limit
     max_error_share  maximum share of failed requests. Failures return sooner than answers, so a
                      level with a fixed number of requests stops only when the share is certain; a
-                     level with a fixed duration is judged after `min_requests` requests
+                     level with a fixed duration is judged after `min_requests` requests. That of
+                     all is meant: a worker leaves the verdict to the sweep
     ends_sweep       False: the sweep continues with the next level
     watch            gives a function that sees each answer of a level when it ends (decoded for it,
                      on the loop) and returns True when enough is known: `stopped_by` is then
@@ -52,6 +53,12 @@ class StopRules:
     ends_sweep: bool = True
     watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] | None = None
     watch_says: str = "decided"
+
+    def too_many_errors(self, errors: int, ended: int, planned: int | None) -> bool:
+        """Whether so many failures among the ended requests are too many for the level."""
+        if self.max_error_share is None or (planned is None and ended < self.min_requests):
+            return False
+        return errors > self.max_error_share * (planned or ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,20 +318,12 @@ class LevelRunner:
         if self._stopped_by is None:
             if status == "timeout" and self._rules.first_timeout:
                 self._stopped_by = "timeout"
-            elif self._too_many_errors(self._done):
+            elif self._share.of == 1 and self._rules.too_many_errors(self._errors, self._done, self._num_requests):
                 self._stopped_by = "errors"
         if self._is_decided is not None and self._is_decided(measured.record()):
             self._stopped_by = self._stopped_by or self._rules.watch_says
         self._report("running")
         return self._stopped_by is None
-
-    def _too_many_errors(self, ended: int) -> bool:
-        limit = self._rules.max_error_share
-        if limit is None:
-            return False
-        if self._num_requests is None:
-            return ended >= self._rules.min_requests and self._errors > limit * ended
-        return self._errors > limit * self._num_requests
 
     def _report(self, state: str) -> None:
         now_s = asyncio.get_running_loop().time()

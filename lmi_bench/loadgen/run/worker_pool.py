@@ -287,25 +287,32 @@ class WorkerPool:
         for worker in workers:
             worker.begin(at_s)
         states: dict[int, Progress] = {}
+        stopped_by: str | None = None
 
         def on_news(number: int, news: channels.News) -> None:
+            nonlocal stopped_by
             if isinstance(news, RequestRecord):
                 if is_decided is None or not is_decided(news):
                     return
                 news = replace(states[number], stopped_by=rules.watch_says)
-            if news.stopped_by and not any(each.stopped_by for each in states.values()):
-                for other in workers:
-                    other.channel.send(channels.Stop(news.stopped_by))
             states[number] = news
             so_far = states.values()
+            done, errors = sum(each.done for each in so_far), sum(each.errors for each in so_far)
+            reason = news.stopped_by
+            if reason is None and rules.too_many_errors(errors, done, order.spec.num_requests):
+                reason = "errors"
+            if reason and stopped_by is None:
+                stopped_by = reason
+                for other in workers:
+                    other.channel.send(channels.Stop(reason))
             on_progress(
                 Progress(
                     level=order.spec.index,
                     label=order.spec.load.name,
                     state="running",
-                    done=sum(each.done for each in so_far),
+                    done=done,
                     total=order.spec.num_requests,
-                    errors=sum(each.errors for each in so_far),
+                    errors=errors,
                     elapsed_s=max(each.elapsed_s for each in so_far),
                     tokens=sum(each.tokens for each in so_far),
                 )

@@ -36,7 +36,7 @@ class Played:
     def __init__(self, number, skew_s=0.0):
         self.number, self.skew_s = number, skew_s
         self.step_s = self.late_sends_s = self.late_frac = 0.0
-        self.fault = self.stop = None
+        self.errors, self.fault, self.stop = 0, None, None
         self.after_part = lambda: None
         self.leaves = self.is_silent = False
         self.failure: Failed | None = None
@@ -77,7 +77,7 @@ class Played:
                 self.after_part()
 
     def during_the_level(self):
-        self.channel.send(Progress(0, "100 req/s", "running", self.pings, None, 0, 1.0, 9))
+        self.channel.send(Progress(0, "100 req/s", "running", self.pings, None, self.errors, 1.0, 9))
         if self.pings != 3:
             return
         self.skew_s += self.step_s
@@ -115,7 +115,7 @@ def heard(monkeypatch):
     return Heard()
 
 
-def _level(workers, heard, count=1):
+def _level(workers, heard, count=1, max_error_share=None):
     """The runs of levels that these workers send."""
     job = Job({}, {}, "", headers={"Authorization": "Bearer sk-1"})
     pool = WorkerPool(job, hosts=(JOIN,) * len(workers), listener=heard)
@@ -129,7 +129,7 @@ def _level(workers, heard, count=1):
 
     dialling = threading.Thread(target=dial_in)
     dialling.start()
-    rules = StopRules(max_error_share=None)
+    rules = StopRules(max_error_share=max_error_share)
     order = LevelOrder(SPEC, rules, None, 0.0, 0)
 
     async def main():
@@ -225,6 +225,14 @@ def test_a_worker_that_reaches_a_stop_rule_stops_the_others(heard):
     workers[0].during_the_level = stop
     _level(workers, heard)
     assert workers[1].stop == Stop("errors")
+
+
+def test_failures_end_a_level_by_their_share_of_all_its_requests(heard):
+    """Of 40 one in ten may fail, whichever worker sends it: the fifth is too many."""
+    workers = [Played(0), Played(1)]
+    workers[0].errors, workers[1].errors = 2, 3
+    _level(workers, heard, max_error_share=0.1)
+    assert [worker.stop for worker in workers] == [Stop("errors")] * 2
 
 
 def test_a_worker_that_decodes_may_be_silent_until_it_is_done(heard, monkeypatch):

@@ -19,6 +19,8 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
+from lmi_bench.loadgen.run.level_parts import Share
+from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner
 from lmi_bench.loadgen.run.sweep import StopRules, in_order, levels_of, run_sweep
 from tests.levels import level_of
 
@@ -122,6 +124,23 @@ def test_a_share_of_errors_is_borne_when_it_is_allowed():
     assert [line.errors for line in result] == [4, 8]
     strict = _sweep(_levels(3, 6), EveryThird(), stop_rules=StopRules(max_error_share=0.1))
     assert (strict[-1].stopped_by, len(strict)) == ("errors", 1)
+
+
+def test_one_of_several_workers_leaves_the_share_of_errors_to_the_sweep():
+    """Its one failure is 20 % of its own five requests, and at most 3 % of the level's 40."""
+
+    class RefusesOne(Server):
+        async def send(self, request):
+            if request.request_id == 0:
+                raise TargetError("overloaded", "503")
+            return await super().send(request)
+
+    (spec,) = _levels(8, per_user=5)
+    rules = StopRules(max_error_share=0.1)
+    order = LevelOrder(spec, rules, timeout_s=None, spacing_s=0.0, seed=0, share=Share(0, 8))
+    runner = LevelRunner(order, RefusesOne(), PROMPTS, lambda _: None)
+    part = run_virtual(runner.run_part(lambda: asyncio.sleep(0, 0.0)))
+    assert (len(part.records), part.stopped_by) == (5, None)
 
 
 def test_nothing_is_retried():
