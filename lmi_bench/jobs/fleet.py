@@ -1,5 +1,6 @@
 """The catalog's machines compared for one model, and a day of load on a fleet."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -170,7 +171,7 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     recorded_s: NDArray[np.float64] | None = None
     if settings.trace is None:
         curve = _curve(settings, planned_per_s)
-    else:  # repeated over the day, at `--peak` as the highest rate of five minutes
+    else:  # repeated until the day is over, at `--peak` as the highest rate of five minutes
         trace = read_trace(settings.trace)
         times_s = np.array([each.at_s for each in trace.requests])
         if settings.peak is not None:
@@ -178,7 +179,7 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
             peak_per_s = trace.rate_per_s if is_short else autoscaling.binned(times_s).peak_per_s
             times_s *= peak_per_s / settings.peak
         length_s = float(times_s[-1]) * len(times_s) / (len(times_s) - 1)
-        repeats = -int(-days.DAY_S // length_s)  # the last one may be cut off
+        repeats = math.ceil(days.DAY_S / length_s)
         whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
         recorded_s = np.asarray(whole[whole < days.DAY_S])
         curve = autoscaling.binned(recorded_s)

@@ -91,14 +91,14 @@ def test_a_trace_is_repeated_over_the_day(tmp_path):
         day(trace=path, shape="flat")
 
 
-def test_a_trace_that_is_no_part_of_a_day_is_repeated_to_the_days_end(tmp_path):
-    """A request in ten minutes for 13 hours, over and over: 144 a day, and machines all day long."""
-    rows = [f"2023-11-16 {m // 6:02d}:{m % 6}0:00.0,374,44" for m in range(78)]
+def test_a_trace_that_does_not_fit_a_whole_number_of_times_fills_the_day_all_the_same(tmp_path):
+    """Thirteen hours: the flat fleet is paid for the other eleven, too."""
+    rows = [f"2023-11-16 {h:02d}:{m:02d}:00.0,374,44" for h in range(13) for m in range(60)]
     path = tmp_path / "trace.csv"
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
     planned = day(trace=path, policy=("hpa",))
     flat = planned.policies[0].played
-    assert len(flat.waits_s) == 144
+    assert len(flat.waits_s) == 24 * 60
     assert flat.machine_hours == pytest.approx(24 * planned.plan.flat_machines, rel=0.01)
 
 
