@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
-from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.core.scenario import FILES, Scenario, parse_scenario
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.prompts.prompts import Prompts
@@ -32,9 +33,15 @@ _MOST_LATE_S = 0.001
 _SAMPLED = LevelSpec(0, Load(concurrency=1), num_requests=1)
 
 
-def sample_of(prompts: Prompts) -> str:
-    """A digest of one request, equal where lengths, words and files are the same."""
-    return hashlib.sha256(repr(prompts.request(_SAMPLED, -1)).encode()).hexdigest()
+def sample_of(prompts: Prompts, scenario: Scenario | None = None) -> str:
+    """A digest of one request, and of the files that the scenario's prompts and times come from."""
+    digest = hashlib.sha256(repr(prompts.request(_SAMPLED, -1)).encode())
+    named = () if scenario is None else (getattr(scenario.workload, name) for name in FILES)
+    for path in map(Path, filter(None, named)):
+        if path.is_file():  # a pipe can be read only once
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def work(connect: str | None, api_key: str | None, headers: Sequence[str], tell: Callable[[str], None]) -> None:
@@ -64,7 +71,7 @@ def work(connect: str | None, api_key: str | None, headers: Sequence[str], tell:
                 )
             bench = open_bench(scenario, replace(access, asked=job.asked))
             prompts = bench.prompts(job.salt)
-            if sample_of(prompts) != job.sample:
+            if sample_of(prompts, scenario) != job.sample:
                 raise InputError(
                     "this host makes other prompts than the sweep's: put the model's tokenizer and "
                     "the workload's files at the same paths here"

@@ -71,7 +71,7 @@ def open_pool(
             "LMI_BENCH_API_KEY or --header, on both sides"
         )
     headers = bench.metrics_headers or access.headers  # of a URL with the key; others take none
-    job = Job(scenario, bench.asked, sample_of(prompts), salt, headers)
+    job = Job(scenario, bench.asked, sample_of(prompts, bench.scenario), salt, headers)
     with ExitStack() as stack:
         pool = WorkerPool(job, client.workers, hosts=client.hosts, listen=client.listen, listener=listener)
         if client.ray is not None:

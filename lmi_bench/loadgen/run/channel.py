@@ -46,7 +46,7 @@ class Job:
     scenario  with the protocol, model and lengths that the sweep has found
     asked     the answers to the sweep's test requests (`Bench.asked`), so that none is repeated
     headers   of every request; their values are not sent over TCP
-    sample    the worker's prompts must have the same (`jobs.worker.sample_of`)
+    sample    the worker's prompts and files must have the same (`jobs.worker.sample_of`)
     """
 
     scenario: Mapping[str, Any]

@@ -26,10 +26,12 @@ from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.lengths import parse_seconds
 from lmi_bench.core.level import KNOWN
+from lmi_bench.core.listener import Silent
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec, of_sessions
+from lmi_bench.jobs.sweep.watch import Client, open_pool
 from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
@@ -40,6 +42,8 @@ from lmi_bench.loadgen.run.hosts import LOCAL, PIPE_SECRET, Launched
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress, StopRules
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
+from lmi_bench.targets.bench import NO_ACCESS
+from lmi_bench.targets.open import open_bench
 from lmi_bench.wire.format import find_format
 from tests.levels import level_of
 
@@ -330,6 +334,24 @@ def test_a_worker_with_other_prompts_is_refused_by_name(url):
     """Its scenario has 17 tokens where this process sends 16, as with another data set."""
     with pytest.raises(InputError, match=r"^worker 0 \(local\): this host makes other prompts"):
         _open(_job(url, input_tokens=17))
+
+
+def test_a_worker_whose_file_differs_in_any_line_is_refused_by_name(url, tmp_path):
+    """Only the times of the third request differ, so each single request is the same."""
+    path = tmp_path / "trace.jsonl"
+    row = '{"timestamp": %d, "input_length": 16, "output_length": 4}\n'
+
+    class Rewrites(Silent):
+        def note(self, text):
+            if text.startswith("workers: "):
+                path.write_text("".join(row % at for at in (0, 100, 300)))
+
+    path.write_text("".join(row % at for at in (0, 100, 200)))
+    stated = {"target": url, "protocol": "openai-chat", "model": "m", "workload": {"trace": str(path)}}
+    bench = open_bench(parse_scenario(stated | {"load": {"rate_per_s": [5.0]}}), NO_ACCESS)
+    options = (bench, NO_ACCESS, "", bench.prompts(""), Client(hosts=(LOCAL,)), Rewrites())
+    with pytest.raises(InputError, match=r"^worker 0 \(local\): this host makes other prompts"), open_pool(*options):
+        pass
 
 
 def test_a_target_that_a_worker_cannot_open_is_its_own_line(tmp_path):
