@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import socket
 import threading
+import time
 import tracemalloc
 from array import array
 from collections import Counter
@@ -20,7 +22,9 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.jobs import worker as worker_jobs
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run import channel as of_channel
 from lmi_bench.loadgen.run.channel import Channel, ClosedError, Failed, Job, Ping, Ready, Start, Stop
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share
@@ -221,3 +225,24 @@ def test_a_connection_that_is_reset_is_closed(pair):
 
 def test_every_message_has_a_kind():
     assert set(of_channel._KINDS) >= {b"Job", b"LevelOrder", b"LevelPart", b"Ping", b"Failed"}
+
+
+def test_a_worker_ends_when_its_sweep_pings_no_more_in_a_level(pair, monkeypatch):
+    """As when the sweep's host loses its power: the connection stays open, and says nothing."""
+    monkeypatch.setattr(worker_jobs, "_GONE_S", 0.2)
+    sweep, worker = pair
+
+    class Answers:
+        async def send(self, request):
+            await asyncio.sleep(0.01)
+            now_s = asyncio.get_running_loop().time()
+            return Exchange(now_s - 0.01, (now_s,), (1,))
+
+    async def serve():
+        async with asyncio.timeout(60):
+            await worker_jobs._serve(worker, Answers(), SyntheticPrompts([Lengths(8, 1)], no_text, seed=0))
+
+    endless = LevelSpec(0, Load(concurrency=1), duration_s=1e6)
+    sweep.send(LevelOrder(endless, StopRules(), None, 0.0, 0))
+    sweep.send(Start(time.monotonic()))
+    asyncio.run(serve())
