@@ -306,6 +306,9 @@ class Connection:
             sent = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
             sent = 0
+        except (BrokenPipeError, ConnectionResetError):  # it may have answered first, such as 413
+            self.reusable = False
+            return  # what there is to read says more, or that there is nothing
         except OSError as exc:
             self._fail("broken_stream", f"the request could not be sent: {exc.strerror}")
             return

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.faults.misbehaving import DONE, LAST_CHUNK, REQUEST, STREAM_HEAD, chu
 from tests.loadgen.sending import measure
 
 ANSWER_S = 0.1
+TOO_LARGE = b"HTTP/1.1 413 Payload Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 def at_once(connections, *, requests):
@@ -189,3 +191,31 @@ def test_a_level_knows_the_model_of_the_run_before_it():
         return [found async for found in main()]
 
     assert run_on_sockets(all_of_them()) == ["", "", "'x', the run's first of 'm'", ""]
+
+
+@pytest.mark.parametrize("receive", ["native", "python"])
+@pytest.mark.parametrize(("reply", "kind"), [(TOO_LARGE, "client_error"), (b"", "broken_stream")], ids=["413", "none"])
+def test_a_refusal_that_comes_before_the_request_has_left_is_its_answer(receive, reply, kind):
+    """A server that closes with bytes unread resets the connection; what it said before counts."""
+    long = replace(REQUEST, prompt_text="a" * 8_000_000)
+    native = choose_receive("auto").library if receive == "native" else None
+
+    def refuse(listener):
+        with listener.accept()[0] as sock:
+            sock.recv(4096)
+            sock.sendall(reply)
+
+    async def main(port):
+        url = f"http://127.0.0.1:{port}"
+        async with HttpTarget(url, find_format("openai"), model="m", native=native) as target:
+            return (await measure(target.send, long, 0.0)).record()
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that it cannot leave whole
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        refusing = threading.Thread(target=refuse, args=(listener,))
+        refusing.start()
+        record = run_on_sockets(main(listener.getsockname()[1]))
+        refusing.join()
+    assert record.status == kind, record.error
