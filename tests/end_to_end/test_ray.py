@@ -23,8 +23,9 @@ CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-cluster.add_node(num_cpus=1)
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})  # as on Kubernetes
+for _ in range(2):
+    cluster.add_node(num_cpus=1)
 print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
@@ -37,7 +38,7 @@ def _run(*args, **variables):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """The address of a cluster of two nodes of one core each on this machine."""
+    """The address of a cluster on this machine: two nodes of one core each, and a head without."""
     pytest.importorskip("ray", reason="Ray is not installed: the extra `distributed`")
     started = subprocess.Popen(
         [sys.executable, "-c", CLUSTER],

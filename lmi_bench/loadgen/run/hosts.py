@@ -31,7 +31,8 @@ SECRET = "LMI_BENCH_SECRET"  # noqa: S105 - the variable's name
 LEAST_SECRET = 16  # characters: who listens to a greeting may try shorter ones one by one
 PIPE_SECRET = ""  # nobody else has access to a pipe
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
-_HOST = re.compile(r"([^-:*][^:*]*)(?::([^*]+))?(?:\*([1-9]\d*))?")
+_HOST = re.compile(r"((?:[^-:*@]+@)?\[[\w:.%]+\]|[^-:*[][^:*[]*)(?::([^:*][^*]*))?(?:\*([1-9]\d*))?")
+_HOME = re.compile(r"~[\w.-]*")  # which the shell there has to see unquoted
 _WHY = {127: "lmi-bench is not found: install it, or write HOST:PATH", 255: "ssh does not get there without a question"}
 """By the exit code: of the shell there, and of ssh."""
 _GREETING_S = 10.0  # time limit of a worker that has dialled in
@@ -56,8 +57,8 @@ JOIN = Host("join")
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """The hosts of a comma list: local, join, or [USER@]HOST[:PATH of lmi-bench there]; each may
-    be repeated, as join*4. Raises InputError.
+    """The hosts of a comma list: local, join, or [USER@]HOST[:PATH of lmi-bench there], an IPv6
+    address in brackets; each may be repeated, as join*4. Raises InputError.
 
     >>> [host.name for host in parse_hosts("local*2,ada@gpu1:/opt/bin/lmi-bench")]
     ['local', 'local', 'ada@gpu1']
@@ -65,15 +66,17 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     found: list[Host] = []
     for each in text.split(","):
         word = _HOST.fullmatch(each.strip())
-        if word is None:
+        name, path, count = word.groups() if word else ("", None, None)
+        here = {"local": LOCAL, "join": JOIN}.get(name)
+        if not name or (here and path):
             raise InputError(
                 f"--hosts {text}: write local, join, HOST or USER@HOST with commas "
-                "between them, and NAME*4 for four workers there"
+                "between them, HOST:PATH for lmi-bench's place there, and NAME*4 for four workers there"
             )
-        name, path, count = word.groups()
-        ssh = (*_SSH, "--", name, f"{shlex.quote(path or 'lmi-bench')} worker")
-        host = {"local": LOCAL, "join": JOIN}.get(name, Host(name, ssh))
-        found += [host] * int(count or 1)
+        home, slash, rest = (path or "lmi-bench").partition("/")
+        program = f"{home}/{shlex.quote(rest)}" if slash and _HOME.fullmatch(home) else shlex.quote(path or home)
+        ssh = (*_SSH, "--", name.replace("[", "").replace("]", ""), f"{program} worker")
+        found += [here or Host(name, ssh)] * int(count or 1)
     return tuple(found)
 
 
@@ -142,13 +145,14 @@ def let_in(
 ) -> Iterator[tuple[int, Channel]]:
     """Each worker that dials in and has the secret, with its number, until all have come.
 
-    numbers   of the workers that are awaited
+    numbers   of the workers that are awaited; one that has a number of its own, as the pods of an
+              Indexed Job do, is the so-manieth of them
     listener  hears where, and of each connection that is refused
     check     called twice a second; raises if no worker can come any more
     """
     if not numbers:
         return
-    secret, free = read_secret(), set(numbers)
+    secret, free, places = read_secret(), set(numbers), dict(enumerate(sorted(numbers)))
     try:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         door = socket.create_server(address, family=family)
@@ -163,10 +167,10 @@ def let_in(
             channel = _over(peer, shown(place), "sweep")
             try:
                 with peer, alarm(_GREETING_S, partial(peer.shutdown, socket.SHUT_RDWR)):
-                    number = channel.greet(secret).number
-                number = min(free) if number is None else number
+                    own = channel.greet(secret).number
+                number = min(free) if own is None else places.get(own, -1)
                 if number not in free:
-                    raise InputError(f"{channel.name}: there is no free place for number {number}")
+                    raise InputError(f"{channel.name}: there is no free place for number {own}")
             except LmiBenchError as exc:
                 listener.warn(f"a worker is refused: {exc}")
                 channel.close()
@@ -201,7 +205,8 @@ def dial(address: str, tell: Callable[[str], None]) -> Channel:
 
 def _over(peer: socket.socket, name: str, role: Role) -> Channel:
     """A channel that sends small messages at once, and notices within half a minute that the other
-    host is gone."""
+    host is gone, unless something is on its way there: the kernel then tries for a quarter of an
+    hour, and the pings of a level tell."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
@@ -219,8 +224,9 @@ def shown(place: tuple[Any, ...]) -> str:
 
 @contextlib.contextmanager
 def ray_workers(address: str, connect: str) -> Iterator[tuple[int, Callable[[], None]]]:
-    """A worker on every node, ended with the block; gives their number, and a check of them that
-    raises InputError with the last words of one that has ended.
+    """A worker on every node that has a core (often the head has none to give), ended with the
+    block; gives their number, and a check of them that raises InputError with the last words of one
+    that has ended.
 
     address  of the cluster, or auto; connect: that of this sweep, which listens
     Raises InputError without Ray, a cluster at the address, or a free core on each node. Where
@@ -240,7 +246,9 @@ def ray_workers(address: str, connect: str) -> Iterator[tuple[int, Callable[[], 
         raise InputError(f"--ray {address}: {_last_line(str(exc))}") from exc
     tasks = []
     try:
-        nodes = sum(node["Alive"] for node in ray.nodes())
+        nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in ray.nodes())
+        if not nodes:
+            raise InputError(f"--ray {address}: none of its nodes has a core")
         group = ray.util.placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD")
         if not group.wait(_PLACE_S):
             raise InputError(f"--ray {address}: not each of its {nodes} nodes has a free core within {_PLACE_S:.0f} s")

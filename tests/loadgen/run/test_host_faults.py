@@ -19,7 +19,7 @@ from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.run import hosts, worker_pool
 from lmi_bench.loadgen.run.channel import ClosedError, Failed, Job, Ping, Ready, Start, Stop
-from lmi_bench.loadgen.run.hosts import JOIN, dial
+from lmi_bench.loadgen.run.hosts import JOIN, dial, let_in
 from lmi_bench.loadgen.run.level_parts import LevelPart
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress, StopRules
 from lmi_bench.loadgen.run.self_check import LoopWatch
@@ -247,6 +247,28 @@ def test_a_worker_that_decodes_may_be_silent_until_it_is_done(heard, monkeypatch
     workers[0].part = decode
     (run,) = _level(workers, heard)
     assert run.check.valid
+
+
+def test_the_number_of_a_worker_counts_those_that_dial_in(heard):
+    """With `local,join,local,join` they are the workers 1 and 3, and the pods of their job 0 and 1."""
+
+    def dial_in():
+        assert heard.waits.wait(120)
+        for number in (1, 0):
+            with contextlib.closing(dial(heard.address, print)) as channel:
+                channel.greet(SECRET, Ready(number))
+
+    dialling = threading.Thread(target=dial_in)
+    dialling.start()
+
+    def check():
+        assert not heard.warnings  # such as that a number has no place
+
+    found = list(let_in(("127.0.0.1", 0), [1, 3], heard, check))
+    dialling.join()
+    for _, channel in found:
+        channel.close()
+    assert [number for number, _ in found] == [3, 1]
 
 
 def test_a_stranger_who_says_nothing_keeps_nobody_out(heard, monkeypatch):
