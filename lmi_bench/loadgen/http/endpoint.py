@@ -174,8 +174,9 @@ def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
         raise InputError(f"{redact_text(url)!r} is not a URL: {exc}") from exc
     is_unix = parts.scheme == UNIX_SCHEME
     if parts.scheme not in ("http", "https", UNIX_SCHEME) or not parts.hostname:
-        raise InputError(f"{url!r} is not an address: write for example http://localhost:8000")
-    host = "localhost" if is_unix else parts.hostname
+        shown = redact_text(url).rpartition("@")[2]  # one without a scheme may hold a password, too
+        raise InputError(f"{shown!r} is not an address: write for example http://localhost:8000")
+    host = "localhost" if is_unix else parts.hostname.encode("idna").decode()
     port = port or (443 if parts.scheme == "https" else 80)
     path = parts.path.rstrip("/")
     if not path:

@@ -61,6 +61,7 @@ def _has_kernel_time() -> bool:
         ("https://gate.example/openai/v1/", ("gate.example", 443, "/openai/v1/completions")),
         ("https://gate.example/predictions/m", ("gate.example", 443, "/predictions/m")),
         ("http://[::1]:80/v1", ("::1", 80, "/v1/completions")),
+        ("http://bücher.example/v1", ("xn--bcher-kva.example", 80, "/v1/completions")),
     ],
 )
 def test_a_url_leads_to_the_protocols_path(url, expected):
@@ -68,10 +69,14 @@ def test_a_url_leads_to_the_protocols_path(url, expected):
     assert (endpoint.host, endpoint.port, endpoint.path) == expected
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/", "http://", "http://host:port"])
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8000", "ftp://host/", "http://", "http://host:port", "htp://ada:secret@host", "ada:secret@host:1"],
+)
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(InputError, match=r"http|URL"):
+    with pytest.raises(InputError, match=r"http|URL") as refused:
         parse_endpoint(url, OPENAI)
+    assert "secret" not in str(refused.value)
 
 
 def test_credentials_in_the_url_become_a_header():
