@@ -61,6 +61,11 @@ class KernelClock:
         self._at_ns.append(at_ns)
         self._offset_ns.append(offset_ns)
 
+    def reach(self, until_ns: int) -> None:
+        """Sample if that has not been done since this time: a step since then would go unseen."""
+        if not self._at_ns or self._at_ns[-1] < until_ns:
+            self.sample()
+
     def monotonic_ns(self, control: bytes | None, user_ns: int) -> int | None:
         """The kernel's time of a read that user code saw at `user_ns`; None if unknown.
 

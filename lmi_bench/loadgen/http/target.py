@@ -193,7 +193,8 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
             return UndecodedAnswer(exchange.last_s, len(exchange.token_times_s), lambda: exchange)
         self._undecoded_bytes = kept_bytes
         user_ns, control, _, _ = response.reads[-1]
-        kernel_ns = self._kernel_time(control, user_ns) if self._kernel_time is not None else None
+        kernel_time = self._kernel_time(user_ns)
+        kernel_ns = None if kernel_time is None else kernel_time(control, user_ns)
         return UndecodedAnswer(
             ended_s=(user_ns if kernel_ns is None else kernel_ns) / NS_PER_S,
             num_events=len(response.reads),
@@ -355,7 +356,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         exchange = decode_answer(
             self.wire_format,
             response,
-            kernel_time=self._kernel_time,
+            kernel_time=self._kernel_time(response.reads[-1][0] if response.reads else 0),
             signals=signals,
             clock_bound_ns=self._clock.error_bound_ns,
             stream=self.stream,
@@ -375,9 +376,12 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         finally:
             self._undecoded_bytes -= response.num_bytes
 
-    @property
-    def _kernel_time(self) -> KernelTime | None:
-        return self._clock.monotonic_ns if self._receive_time == "kernel" else None
+    def _kernel_time(self, until_ns: int) -> KernelTime | None:
+        """Converts the kernel's times of reads up to this one."""
+        if self._receive_time != "kernel":
+            return None
+        self._clock.reach(until_ns)
+        return self._clock.monotonic_ns
 
     def _sample_clock(self) -> None:
         if self._sampler is not None:

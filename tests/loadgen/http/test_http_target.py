@@ -19,7 +19,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
-from lmi_bench.loadgen.http.kernel_time import stamping_socket
+from lmi_bench.loadgen.http.kernel_time import clock_offset_ns, stamping_socket
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, TextCounter, common_words
@@ -227,6 +227,21 @@ def test_kernel_time_is_true_although_the_loop_was_blocked():
     for seen_s, wrote_s in zip(record.token_times_s, written_s, strict=True):
         assert 0 <= seen_s - wrote_s < 0.01
     assert max(signals.delays_s) > 0.02  # the self-check knows that it was late
+
+
+@pytest.mark.skipif(not _has_kernel_time(), reason="this host gives no kernel receive times")
+def test_a_step_just_before_an_answer_ends_moves_none_of_its_times(monkeypatch):
+    """Its answer is decoded at once, as in a conversation, before the clock is due to be sampled."""
+    ahead_ns = [500_000_000]  # the real-time clock's first offset; it is then stepped back
+
+    def offset_ns():
+        at_ns, now_ns, width_ns = clock_offset_ns()
+        return at_ns, now_ns + (ahead_ns.pop() if ahead_ns else 0), width_ns
+
+    monkeypatch.setattr("lmi_bench.loadgen.http.kernel_time.clock_offset_ns", offset_ns)
+    monkeypatch.setattr("lmi_bench.loadgen.http.target.SAMPLE_EVERY_S", 1000.0)
+    (record,), _ = records_of([good_answer()])
+    assert record.token_times_s[0] >= record.sent_s
 
 
 def test_user_time_is_late_by_the_block_and_its_bound_says_so():
