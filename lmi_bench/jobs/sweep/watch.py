@@ -16,7 +16,7 @@ from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.aws.cloudwatch import timed_levels
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.channel import Job
-from lmi_bench.loadgen.run.hosts import JOIN, Host, ray_workers, shown
+from lmi_bench.loadgen.run.hosts import JOIN, Host, ray_workers
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.machine import HostCpu, open_gpu_power
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
@@ -75,8 +75,7 @@ def open_pool(
     with ExitStack() as stack:
         pool = WorkerPool(job, client.workers, hosts=client.hosts, listen=client.listen, listener=listener)
         if client.ray is not None:
-            started = ray_workers(client.ray, shown(client.listen))
-            nodes, pool.check = stack.enter_context(started)
+            nodes, pool.check = stack.enter_context(ray_workers(client.ray, client.listen))
             pool.hosts = (JOIN,) * nodes
         stack.enter_context(closing(pool))
         if pool.hosts:

@@ -32,6 +32,7 @@ LEAST_SECRET = 16  # characters: who listens to a greeting may try shorter ones 
 PIPE_SECRET = ""  # nobody else has access to a pipe
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 _HOST = re.compile(r"((?:[^-:*@]+@)?\[[\w:.%]+\]|[^-:*[][^:*[]*)(?::([^:*][^*]*))?(?:\*([1-9]\d*))?")
+_ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - to listen on, but none to dial
 _HOME = re.compile(r"~[\w.-]*")  # which the shell there has to see unquoted
 _WHY = {127: "lmi-bench is not found: install it, or write HOST:PATH", 255: "ssh does not get there without a question"}
 """By the exit code: of the shell there, and of ssh."""
@@ -223,12 +224,12 @@ def shown(place: tuple[Any, ...]) -> str:
 
 
 @contextlib.contextmanager
-def ray_workers(address: str, connect: str) -> Iterator[tuple[int, Callable[[], None]]]:
+def ray_workers(address: str, listen: tuple[str, int]) -> Iterator[tuple[int, Callable[[], None]]]:
     """A worker on every node that has a core (often the head has none to give), ended with the
     block; gives their number, and a check of them that raises InputError with the last words of one
     that has ended.
 
-    address  of the cluster, or auto; connect: that of this sweep, which listens
+    address  of the cluster, or auto; listen: where this sweep does, on one address or on all
     Raises InputError without Ray, a cluster at the address, or a free core on each node. Where
     LMI_BENCH_SECRET is not set, the workers get one that is made here.
     """
@@ -246,6 +247,7 @@ def ray_workers(address: str, connect: str) -> Iterator[tuple[int, Callable[[], 
         raise InputError(f"--ray {address}: {_last_line(str(exc))}") from exc
     tasks = []
     try:
+        host = ray.util.get_node_ip_address() if listen[0] in _ALL_ADDRESSES else listen[0]
         nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in ray.nodes())
         if not nodes:
             raise InputError(f"--ray {address}: none of its nodes has a core")
@@ -256,7 +258,7 @@ def ray_workers(address: str, connect: str) -> Iterator[tuple[int, Callable[[], 
         for node in range(nodes):
             place = placed.PlacementGroupSchedulingStrategy(group, node)
             start = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy=place)(_work)
-            tasks.append(start.remote(connect, read_secret()))
+            tasks.append(start.remote(shown((host, listen[1])), read_secret()))
 
         def check() -> None:
             for task in ray.wait(tasks, num_returns=len(tasks), timeout=0)[0]:
