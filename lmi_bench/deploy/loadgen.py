@@ -49,7 +49,7 @@ class Loadgen(Settings):
 
     def manifest(self) -> str:
         """The file for `kubectl apply`."""
-        join = ("--hosts", f"join*{self.workers}", "--listen", f"0.0.0.0:{_PORT}")
+        join = ("--hosts", f"join*{self.workers}", "--listen", f"[::]:{_PORT}")  # IPv4, too
         run = (*join, "--out", "/runs/run", "--resume")
         values: dict[str, Any] = {
             "name": self.name,

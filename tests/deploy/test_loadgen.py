@@ -47,7 +47,7 @@ def test_the_objects_are_valid_and_the_workers_find_the_sweep():
     assert command == ["lmi-bench", "worker", "--connect", f"load:{port['port']}"]
     command = _container(sweep)["command"]
     assert command[:5] == ["lmi-bench", "sweep", *SWEEP]
-    assert command[5:9] == ["--hosts", "join*3", "--listen", f"0.0.0.0:{port['port']}"]
+    assert command[5:9] == ["--hosts", "join*3", "--listen", f"[::]:{port['port']}"]
     # a pod of the workers must not be taken for the sweep's
     assert not service["selector"].items() <= workers["template"]["metadata"]["labels"].items()
 

@@ -293,7 +293,7 @@ def test_the_commands_of_an_indexed_job_make_one_run(tmp_path):
             if each["kind"] == "Job":
                 (container,) = each["spec"]["template"]["spec"]["containers"]
                 commands[each["metadata"]["name"]] = container["command"][1:]
-        here = {"0.0.0.0:7711": "127.0.0.1:0", "/runs/run": str(run)}
+        here = {"[::]:7711": "127.0.0.1:0", "/runs/run": str(run)}
         given = [here.get(word, word) for word in commands["loadgen"]]
         sweep = _start(*given, LMI_BENCH_SECRET=SECRET)
         here = {"loadgen:7711": _address(sweep)}

@@ -155,8 +155,11 @@ def let_in(
         return
     secret, free, places = read_secret(), set(numbers), dict(enumerate(sorted(numbers)))
     try:
+        both = address[0] == "::" and socket.has_dualstack_ipv6()
+        if address[0] == "::" and not both:  # every address, and all are IPv4's
+            address = ("0.0.0.0", address[1])  # noqa: S104
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        door = socket.create_server(address, family=family)
+        door = socket.create_server(address, family=family, dualstack_ipv6=both)
     except OSError as exc:
         raise InputError(f"--listen {shown(address)}: {exc.strerror or exc}") from exc
     with door:
@@ -219,8 +222,8 @@ def _over(peer: socket.socket, name: str, role: Role) -> Channel:
 
 def shown(place: tuple[Any, ...]) -> str:
     """HOST:PORT of a socket's address."""
-    host = f"[{place[0]}]" if ":" in place[0] else place[0]
-    return f"{host}:{place[1]}"
+    host = place[0].removeprefix("::ffff:")  # an IPv4 address at a door for both kinds
+    return f"[{host}]:{place[1]}" if ":" in host else f"{host}:{place[1]}"
 
 
 @contextlib.contextmanager

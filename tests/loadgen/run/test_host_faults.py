@@ -271,6 +271,22 @@ def test_the_number_of_a_worker_counts_those_that_dial_in(heard):
     assert [number for number, _ in found] == [3, 1]
 
 
+def test_a_sweep_that_listens_on_all_addresses_is_reached_by_either_kind(heard):
+    """As in a cluster whose pods have addresses of IPv6 alone, or of IPv4 alone."""
+
+    def dial_in():
+        assert heard.waits.wait(120)
+        port = heard.address.rpartition(":")[2]
+        with contextlib.closing(dial(f"127.0.0.1:{port}", print)) as channel:
+            channel.greet(SECRET, Ready())
+
+    threading.Thread(target=dial_in, daemon=True).start()
+    looks = iter(range(40))
+    ((number, channel),) = let_in(("::", 0), [0], heard, lambda: next(looks))
+    channel.close()
+    assert (number, channel.name[:20]) == (0, "worker 0 (127.0.0.1:")
+
+
 def test_a_stranger_who_says_nothing_keeps_nobody_out(heard, monkeypatch):
     monkeypatch.setattr(hosts, "_GREETING_S", 0.2)
     with contextlib.ExitStack() as strangers:
