@@ -15,7 +15,7 @@ SECRET_COMMAND: Final = (
 )
 _PORT: Final = 7711
 _NAMES: Final = ("service", "claim", "sweep", "workers")
-_OWN: Final = ("--hosts", "--listen", "--workers", "--out", "--resume", "--api-key", "--header")
+_OWN: Final = ("--hosts", "--ray", "--listen", "--workers", "--out", "--resume", "--api-key", "--header")
 _SHORT: Final = ("-o", "-H")  # whose value may follow at once
 _NAME: Final = re.compile("[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # with `-workers` a Service's
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.errors import EXIT_FAILED, InputError, LmiBenchError
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.scenario import FILES, Scenario, parse_scenario
@@ -25,6 +25,7 @@ from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.channel import Channel, Failed, Job, Message, Ping, Ready, Start, Stop
 from lmi_bench.loadgen.run.hosts import PIPE_SECRET, dial, read_secret
 from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress
+from lmi_bench.loadgen.run.sweep import first_error
 from lmi_bench.loadgen.run.target import Target
 from lmi_bench.targets.bench import Access, read_headers
 from lmi_bench.targets.open import open_bench
@@ -165,4 +166,5 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
             try:
                 await send_level(order)
             except* LmiBenchError as group:
-                channel.send(Failed(str(group.exceptions[0])))
+                error = first_error(group)
+                channel.send(Failed(str(error), getattr(error, "exit_code", EXIT_FAILED)))

@@ -187,7 +187,7 @@ async def _observed(
         if server is not None:
             await server.end()
     except BaseExceptionGroup as group:  # a task group wraps even a single error
-        raise _first_error(group) from group
+        raise first_error(group) from group
     finally:
         if server is not None:
             server.abandon()
@@ -207,7 +207,7 @@ def has_ended(finished: Sequence[Level], rules: StopRules) -> bool:
     return reason not in (*WHOLE, "decided")
 
 
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to show: a known failure if there is one, otherwise the first error."""
     found: BaseException = group.subgroup(LmiBenchError) or group
     while isinstance(found, BaseExceptionGroup):

@@ -238,11 +238,30 @@ def test_a_worker_ends_when_its_sweep_pings_no_more_in_a_level(pair, monkeypatch
             now_s = asyncio.get_running_loop().time()
             return Exchange(now_s - 0.01, (now_s,), (1,))
 
+    _serves(sweep, worker, Answers())
+
+
+def _serves(sweep, worker, target):
+    """A worker that is told to begin an endless level, until it ends."""
+
     async def serve():
         async with asyncio.timeout(60):
-            await worker_jobs._serve(worker, Answers(), SyntheticPrompts([Lengths(8, 1)], no_text, seed=0))
+            await worker_jobs._serve(worker, target, SyntheticPrompts([Lengths(8, 1)], no_text, seed=0))
 
-    endless = LevelSpec(0, Load(concurrency=1), duration_s=1e6)
-    sweep.send(LevelOrder(endless, StopRules(), None, 0.0, 0))
+    sweep.send(LevelOrder(LevelSpec(0, Load(concurrency=1), duration_s=1e6), StopRules(), None, 0.0, 0))
     sweep.send(Start(time.monotonic()))
     asyncio.run(serve())
+
+
+def test_an_input_error_in_a_level_has_its_line_and_its_exit_code(pair, monkeypatch):
+    monkeypatch.setattr(worker_jobs, "_GONE_S", 0.2)
+    sweep, worker = pair
+
+    class Refuses:
+        async def send(self, request):
+            async with asyncio.TaskGroup():
+                raise InputError("too few open files")
+
+    _serves(sweep, worker, Refuses())
+    with pytest.raises(InputError, match=r"^w: too few open files"):
+        list(iter(sweep._next, None))
