@@ -21,7 +21,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.traces import read_trace
+from lmi_bench.core.traces import Trace, read_trace
 from lmi_bench.core.units import GIB, SECONDS_PER_HOUR, ms_to_s
 from lmi_bench.engine.router import make_router
 from lmi_bench.jobs.files import SavedRecommendation, load_recommendation
@@ -31,6 +31,7 @@ from lmi_bench.targets.profiles import find_profile
 
 _MOST_PLAYED: Final = 3_000_000
 """Requests of a day that are played one by one."""
+_PEAK_TOLERANCE, _MOST_STRETCHES = 0.005, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +172,8 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     recorded_s: NDArray[np.float64] | None = None
     if settings.trace is None:
         curve = _curve(settings, planned_per_s)
-    else:  # repeated until the day is over, at `--peak` as the highest rate of five minutes
-        trace = read_trace(settings.trace)
-        times_s = np.array([each.at_s for each in trace.requests])
-        if settings.peak is not None:
-            is_short = times_s[-1] < autoscaling.BIN_S
-            peak_per_s = trace.rate_per_s if is_short else autoscaling.binned(times_s).peak_per_s
-            times_s *= peak_per_s / settings.peak
-        length_s = float(times_s[-1]) * len(times_s) / (len(times_s) - 1)
-        repeats = math.ceil(days.DAY_S / length_s)
-        whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
-        recorded_s = np.asarray(whole[whole < days.DAY_S])
-        curve = autoscaling.binned(recorded_s)
+    else:
+        recorded_s, curve = _recorded_day(read_trace(settings.trace), settings.peak)
     start_up = _start_up(settings, saved, listener)
     least = settings.least_slo_share
     day = days.plan_day(curve, start_up, capacity_per_s=capacity, least_slo_share=least)
@@ -196,6 +187,23 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     found = PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
     played = _played(settings, saved, found, recorded_s, listener) if settings.policy else ()
     return replace(found, policies=tuple(played))
+
+
+def _recorded_day(trace: Trace, peak_per_s: float | None) -> tuple[NDArray[np.float64], days.LoadCurve]:
+    """A trace repeated until the day is over, and its curve, stretched until that has the peak: a
+    burst fills more of the curve's five minutes the longer it is."""
+    times_s = np.array([each.at_s for each in trace.requests])
+    times_s *= 1.0 if peak_per_s is None else trace.rate_per_s / peak_per_s
+    for _ in range(_MOST_STRETCHES):
+        length_s = float(times_s[-1]) * len(times_s) / (len(times_s) - 1)
+        repeats = math.ceil(days.DAY_S / length_s)
+        whole_s = np.concatenate([times_s + number * length_s for number in range(repeats)])
+        whole_s = whole_s[whole_s < days.DAY_S]
+        curve = autoscaling.binned(whole_s)
+        if peak_per_s is None or abs(curve.peak_per_s - peak_per_s) < _PEAK_TOLERANCE * peak_per_s:
+            break
+        times_s *= curve.peak_per_s / peak_per_s
+    return whole_s, curve
 
 
 def _played(

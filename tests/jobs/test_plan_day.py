@@ -109,3 +109,13 @@ def test_the_peak_of_a_record_shorter_than_its_window_is_its_rate(tmp_path):
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
     assert day(trace=path, peak=10.0).load.peak_per_s == pytest.approx(10, rel=0.01)
     assert day(trace=path, peak=2.0).load.peak_per_s == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.parametrize("peak", [1.0, 50.0])
+def test_the_peak_is_that_of_the_stretched_record_whatever_its_bursts(tmp_path, peak):
+    """600 s at 1 req/s, 30 of them at 31: stretched, the burst fills more of the five minutes."""
+    at_s = sorted([*range(600), *(100 + n / 30 for n in range(900))])
+    rows = [f"2023-11-16 18:{int(at // 60):02d}:{at % 60:09.6f},374,44" for at in at_s]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    assert day(trace=path, peak=peak).load.peak_per_s == pytest.approx(peak, rel=0.01)
