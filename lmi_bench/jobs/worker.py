@@ -31,9 +31,7 @@ from lmi_bench.targets.bench import Access, read_headers
 from lmi_bench.targets.open import open_bench
 
 _MOST_LATE_S = 0.001
-_GONE_S = 60.0
-"""Time without a ping in a level after which the sweep is gone, such as with its host's power. Its
-loop may be busy for some of it with the part of another worker."""
+_GONE_S = 60.0  # without a ping in a level; its loop may be busy with the part of another worker
 _SAMPLED = LevelSpec(0, Load(concurrency=1), num_requests=1)
 
 
@@ -103,11 +101,8 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
     loop, serving = asyncio.get_running_loop(), asyncio.current_task()
     orders: asyncio.Queue[LevelOrder | Start] = asyncio.Queue()
     runner: LevelRunner  # of the last order; before one nothing is asked
-    silence: asyncio.TimerHandle | None = None  # ends a level whose sweep is gone
-
-    def leave() -> None:
-        if serving is not None:
-            serving.cancel()
+    assert serving is not None
+    silence: asyncio.TimerHandle | None = None  # ends a level whose sweep's host has lost its power
 
     def heard(message: Message | LmiBenchError) -> None:
         nonlocal silence
@@ -115,17 +110,17 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
             at_s = time.monotonic()
             if silence is not None:
                 silence.cancel()
-                silence = loop.call_later(_GONE_S, leave)
+                silence = loop.call_later(_GONE_S, serving.cancel)
             channel.send(Ping(message.sent_s, at_s, runner.watch.late_frac()))
         elif isinstance(message, Stop):
             runner.stop(message.reason)
         elif isinstance(message, LevelOrder | Start):
             orders.put_nowait(message)
         else:  # the sweep is gone
-            leave()
+            serving.cancel()
 
     async def send_level(order: LevelOrder) -> None:
-        nonlocal runner
+        nonlocal runner, silence
         fault: str | None = None
 
         async def start() -> float:
@@ -136,15 +131,11 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
             late_s = loop.time() - message.at_s
             if late_s > _MOST_LATE_S:
                 fault = f"the start reached it {s_to_ms(late_s):,.0f} ms late"
-            silence = loop.call_later(_GONE_S, leave)
+            silence = loop.call_later(_GONE_S, serving.cancel)
             await asyncio.sleep(-late_s)
             return message.at_s
 
         def on_progress(state: Progress) -> None:
-            nonlocal silence
-            if state.state == "decoding" and silence is not None:
-                silence.cancel()
-                silence = None
             if state.state in ("running", "decoding"):
                 channel.send(state)
 
@@ -155,6 +146,9 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
         rules = replace(order.rules, watch=(lambda _: tell) if order.tells else None)
         runner = LevelRunner(replace(order, rules=rules), target, prompts, on_progress)
         part = await runner.run_part(start)
+        if silence is not None:
+            silence.cancel()
+            silence = None
         channel.send(replace(part, fault=fault))
 
     channel.listen(heard)

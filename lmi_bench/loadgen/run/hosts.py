@@ -209,8 +209,7 @@ def dial(address: str, tell: Callable[[str], None]) -> Channel:
 
 def _over(peer: socket.socket, name: str, role: Role) -> Channel:
     """A channel that sends small messages at once, and notices within half a minute that the other
-    host is gone, unless something is on its way there: the kernel then tries for a quarter of an
-    hour, and the pings of a level tell."""
+    host is gone; while something is on its way there, the pings of a level do."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
