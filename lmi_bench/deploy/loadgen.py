@@ -16,6 +16,7 @@ SECRET_COMMAND: Final = (
 _PORT: Final = 7711
 _NAMES: Final = ("service", "claim", "sweep", "workers")
 _OWN: Final = ("--hosts", "--ray", "--listen", "--workers", "--out", "--resume", "--api-key", "--header")
+_MANY: Final = ("--against", "--matrix")  # sweeps, of which the pods of the workers serve one
 _SHORT: Final = ("-o", "-H")  # whose value may follow at once
 _NAME: Final = re.compile("[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # with `-workers` a Service's
 
@@ -40,10 +41,10 @@ class Loadgen(Settings):
             raise InputError(f"--name {self.name!r}: use a to z, 0 to 9 and hyphens, at most 40")
         for argument in self.sweep:
             name = argument[:2] if argument[:2] in _SHORT else argument.partition("=")[0]
-            if name in (*_OWN, *_SHORT) or redact_text(argument) != argument:
+            if name in (*_OWN, *_MANY, *_SHORT) or redact_text(argument) != argument:
                 raise InputError(
                     f"{redact_text(name)}: leave it out. The file states where the workers and the "
-                    "run are; a key is not written into files, but taken from the Secret "
+                    "run are, and holds one sweep; a key is not written into files, but taken from the Secret "
                     f"{SECRET}"
                 )
 

@@ -66,6 +66,7 @@ def test_secrets_come_from_the_cluster_alone():
         ("--hosts=a,b", "--hosts: leave it out. The file states where the workers"),
         ("--out", "--out: leave it out"),
         ("--ray=auto", "--ray: leave it out"),
+        ("--against=http://b:8000", "--against: leave it out. .* and holds one sweep"),
         ("--api-key=sk-1", "--api-key: leave it out. .* key is not written into files"),
         ("-H", "-H: leave it out"),
         ("-HAuthorization: Bearer sk-123456789", "-H: leave it out"),
