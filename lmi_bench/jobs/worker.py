@@ -31,7 +31,7 @@ from lmi_bench.targets.bench import Access, read_headers
 from lmi_bench.targets.open import open_bench
 
 _MOST_LATE_S = 0.001
-_GONE_S = 60.0  # without a ping in a level; its loop may be busy with the part of another worker
+_GONE_S = 60.0  # without a ping in a level; the sweep may be busy with the part of another worker
 _SAMPLED = LevelSpec(0, Load(concurrency=1), num_requests=1)
 
 
@@ -98,20 +98,16 @@ def _by_pipe() -> Channel:
 
 async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
     """Send levels until the channel closes."""
-    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
+    loop, serving, heard_s = asyncio.get_running_loop(), asyncio.current_task(), 0.0
     orders: asyncio.Queue[LevelOrder | Start] = asyncio.Queue()
     runner: LevelRunner  # of the last order; before one nothing is asked
     assert serving is not None
-    silence: asyncio.TimerHandle | None = None  # ends a level whose sweep's host has lost its power
 
     def heard(message: Message | LmiBenchError) -> None:
-        nonlocal silence
+        nonlocal heard_s
+        heard_s = time.monotonic()
         if isinstance(message, Ping):
-            at_s = time.monotonic()
-            if silence is not None:
-                silence.cancel()
-                silence = loop.call_later(_GONE_S, serving.cancel)
-            channel.send(Ping(message.sent_s, at_s, runner.watch.late_frac()))
+            channel.send(Ping(message.sent_s, heard_s, runner.watch.late_frac()))
         elif isinstance(message, Stop):
             runner.stop(message.reason)
         elif isinstance(message, LevelOrder | Start):
@@ -120,22 +116,23 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
             serving.cancel()
 
     async def send_level(order: LevelOrder) -> None:
-        nonlocal runner, silence
+        nonlocal runner
         fault: str | None = None
 
         async def start() -> float:
-            nonlocal fault, silence
+            nonlocal fault
             channel.send(Ready())
             message = await orders.get()
             assert isinstance(message, Start)
             late_s = loop.time() - message.at_s
             if late_s > _MOST_LATE_S:
                 fault = f"the start reached it {s_to_ms(late_s):,.0f} ms late"
-            silence = loop.call_later(_GONE_S, serving.cancel)
             await asyncio.sleep(-late_s)
             return message.at_s
 
         def on_progress(state: Progress) -> None:
+            if state.state == "running" and loop.time() > heard_s + _GONE_S:
+                serving.cancel()  # the sweep's host has lost its power
             if state.state in ("running", "decoding"):
                 channel.send(state)
 
@@ -146,9 +143,6 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
         rules = replace(order.rules, watch=(lambda _: tell) if order.tells else None)
         runner = LevelRunner(replace(order, rules=rules), target, prompts, on_progress)
         part = await runner.run_part(start)
-        if silence is not None:
-            silence.cancel()
-            silence = None
         channel.send(replace(part, fault=fault))
 
     channel.listen(heard)
