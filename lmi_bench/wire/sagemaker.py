@@ -23,7 +23,7 @@ from typing import Any
 from lmi_bench.core.errors import TargetError, TargetErrorKind
 from lmi_bench.wire.event import NO_HEADERS, Splitter, WireEvent, WireFormat
 from lmi_bench.wire.framing import EitherSplitter
-from lmi_bench.wire.json_format import describe_status, error_kinds, load_object, status_kind
+from lmi_bench.wire.json_format import DONE, describe_status, error_kinds, load_object, status_kind
 
 CONTENT_TYPE = "application/vnd.amazon.eventstream"
 _STRING = 7
@@ -40,6 +40,10 @@ class StreamFailure(bytes):
         failure = super().__new__(cls, payload)
         failure.code = code
         return failure
+
+
+class Unfinished(bytes):
+    """What an early end left of an event: all but its line's end, or less, which says nothing."""
 
 
 class EventStreamSplitter:
@@ -96,7 +100,7 @@ class EventStreamSplitter:
         if kind == "event":
             is_part = headers.get(":event-type") == "PayloadPart"
             return self._inner.feed(payload) if is_part else []
-        unfinished = self._inner.close()
+        unfinished = map(Unfinished, self._inner.close())
         if kind == "exception":
             return [*unfinished, StreamFailure(str(headers.get(":exception-type")), payload)]
         message_text = str(headers.get(":error-message", "")).encode()
@@ -134,8 +138,10 @@ class SageMakerFormat:
 
     def parse(self, payload: bytes) -> WireEvent:
         """Read a container payload, or SageMaker's reason for ending the stream."""
+        if isinstance(payload, Unfinished) and load_object(bytes(payload)) is None and payload != DONE:
+            return WireEvent()  # torn: the failure behind it says why
         if not isinstance(payload, StreamFailure):
-            return self.container.parse(payload)
+            return self.container.parse(bytes(payload))
         detail = load_object(bytes(payload)) or {}  # orjson rejects subclasses of bytes
         code = str(detail.get("ErrorCode") or payload.code)
         message = detail.get("Message") or detail.get("message") or payload.decode(errors="replace")
@@ -143,7 +149,7 @@ class SageMakerFormat:
         return WireEvent(error=f"{code}: {message}"[:500], error_kind=kind, end=True)
 
     def plain_text(self, payload: bytes) -> str | None:
-        return None if isinstance(payload, StreamFailure) else self.container.plain_text(payload)
+        return None if isinstance(payload, StreamFailure | Unfinished) else self.container.plain_text(payload)
 
     def error(self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS) -> TargetError:
         """The category of a failed request: by the error's name and the container's status."""

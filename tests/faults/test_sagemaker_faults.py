@@ -61,6 +61,7 @@ def exception(kind, **detail):
 
 
 FIRST = chunk(payload_part(line("a")))
+TORN = chunk(payload_part(b'{"token": {"id": 8, "te'))  # parts and the container's lines do not align
 BAD_CRC = payload_part(line("b"))[:-1] + b"\x00"
 
 
@@ -70,10 +71,11 @@ BAD_CRC = payload_part(line("b"))[:-1] + b"\x00"
         ([exception("ModelStreamError", ErrorCode="ModelInvocationTimeExceeded")], "timeout"),
         ([exception("ModelStreamError", ErrorCode="StreamBroken")], "broken_stream"),
         ([exception("InternalStreamFailure", Message="oh")], "server_error"),
+        ([TORN, exception("ModelStreamError", ErrorCode="ModelInvocationTimeExceeded")], "timeout"),
         ([chunk(BAD_CRC)], "malformed_frame"),
         ([chunk(b"data: {}\n\n" * 3)], "malformed_frame"),
         ([chunk(payload_part(line("b", last=True))[:-9])], "broken_stream"),
-        ([chunk(payload_part(b'{"token": {"id": 8, "te'))], "malformed_frame"),
+        ([TORN], "malformed_frame"),
         ([chunk(payload_part(b'{"code": 424, "error": "died"}\n'))], "server_error"),
         ([], "broken_stream"),
     ],
