@@ -42,8 +42,8 @@ def compare(settings: results.CompareSettings, json_file: JsonFile = None) -> No
 def gate(settings: results.GateSettings) -> None:
     """Exit 0 if every level meets every SLO and none got slower than the baseline.
 
-    Exit 99 if a check was missed, 2 if an SLO was not measured: too few requests, or a level whose
-    load was not delivered.
+    Exit 99 if a check was missed, 2 if an SLO was not measured: too few requests, or a level that
+    is missing, failed, or whose load was not delivered.
     """
     from lmi_bench.jobs.results import gate as run
     from lmi_bench.report.gate_files import gate_rows, gate_summary

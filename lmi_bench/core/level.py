@@ -42,6 +42,8 @@ STATISTICS = ("mean", *QUANTILES, "min", "max", "std")
 
 CUT_SHORT = ("timeout", "errors", "interrupted", "decided")
 """`stopped_by` of levels that ended before their requests were sent."""
+FAILED_SHARE = 0.5
+"""Share of failed requests above which the others are no measurement of the level."""
 KNOWN = "known"
 """`stopped_by` of a level whose quantile (`--stop-when`) was known: it is whole."""
 WHOLE = (None, "duration", KNOWN)
@@ -387,6 +389,11 @@ class Level(JsonValue):
     def completed(self) -> int:
         """Requests with a complete answer."""
         return self.sent - self.failed
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is no measurement: most of its requests failed, or too many to go on."""
+        return self.stopped_by == "errors" or self.failed > FAILED_SHARE * self.sent
 
     @property
     def is_tokenless(self) -> bool:

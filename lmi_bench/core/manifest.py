@@ -8,6 +8,7 @@ from typing import Any
 from lmi_bench.core.durable import parsed_json, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import OPTIONAL, JsonValue
+from lmi_bench.core.load import LoadAxis
 
 SCHEMA_VERSION = 1
 
@@ -38,6 +39,7 @@ class RunLoad(JsonValue):
     """The fields of a run's load that are read back."""
 
     concurrency: Sequence[int] | str | None = None
+    rate_per_s: Sequence[float] | None = None
     search: str | None = None
     arrivals: str | None = None
     burstiness: float = 1.0
@@ -49,6 +51,14 @@ class RunLoad(JsonValue):
     def is_picked(self) -> bool:
         """Whether a rule picked the levels, so that each run has its own."""
         return self.search is not None or self.concurrency == "auto"
+
+    @property
+    def listed(self) -> Sequence[tuple[LoadAxis, float]]:
+        """Axis and value of each level that is listed; empty where a rule picked the levels."""
+        users = () if isinstance(self.concurrency, str) else self.concurrency or ()
+        found: list[tuple[LoadAxis, float]] = [("concurrency", each) for each in users]
+        found += [("rate_per_s", each) for each in self.rate_per_s or ()]
+        return [] if self.is_picked else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from lmi_bench.analysis.results.compare import (
     compare_runs,
     scaling_efficiency,
 )
-from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_rules, gate_slos
+from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_rules, gate_slos, gate_whole
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_SLO_MISSED, InputError
@@ -128,6 +128,8 @@ def gate(settings: results.GateSettings) -> GateVerdict:
     if settings.baseline is None and settings.max_regression is not None:
         raise InputError("--max-regression needs an earlier run: add --baseline RUN")
     cases: list[GateCase] = []
+    if not settings.at:
+        cases += gate_whole(run, "the run")
     failures = read_failures(settings.failures)
     if settings.at and not texts and settings.baseline is None:
         raise InputError("--at names levels for --slo or --baseline: --rules takes the whole run")
@@ -138,6 +140,7 @@ def gate(settings: results.GateSettings) -> GateVerdict:
         allowed = read_share("--max-regression", settings.max_regression or _MAX_REGRESSION)
         earlier = load_run(settings.baseline)
         cases += gate_baseline(run, earlier, max_regression=allowed, loads=settings.at)
+        cases += [] if settings.at else gate_whole(earlier, "the baseline")
     if settings.rules is not None:
         cases += gate_rules(run, settings.rules)
     if settings.junit is not None:

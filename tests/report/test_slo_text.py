@@ -47,3 +47,10 @@ def test_a_level_with_too_few_requests_to_tell_is_no_breach():
         for n in (3, 6, 30)
     ]
     assert met_and_missed(levels, records, slos) == (levels[2], None)
+
+
+def test_a_level_that_mostly_failed_meets_nothing():
+    """The knee stops there as well: those who were answered had the server to themselves."""
+    levels = [level_of(concurrency=n, valid=True, requests=5, errors=n) for n in (1, 4)]
+    records = [[RequestRecord(i, 0.0, Exchange(0.0, (0.5,), (1,))) for i in range(5)]] * 2
+    assert met_and_missed(levels, records, SLOS) == (levels[0], None)

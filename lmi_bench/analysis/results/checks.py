@@ -20,8 +20,6 @@ _DELIVERED_SHARE = 0.7
 OFFERED_TOLERANCE = 0.05
 LENGTH_TOLERANCE = 0.01
 PREFIX_HIT_TOLERANCE = 0.01
-FAILED_SHARE = 0.5
-"""Share of failed requests above which the others are no measurement of the level."""
 
 _TEXTS: Final = {row["warning"]: row["text"] for row in read_rows("level_warnings.csv", "analysis")}
 _Doubts = Iterator[tuple[str, dict[str, Any]]]
@@ -41,11 +39,6 @@ def check_level(line: Level) -> list[str]:
     texts = [_TEXTS[name].format(line=line, **values) for name, values in doubts]
     server = () if line.server is None else line.server.warnings or ()
     return texts + [f"{line.name}: {text}" for text in server]
-
-
-def has_failed(line: Level) -> bool:
-    """Whether a level is no measurement: most of its requests failed, or too many to go on."""
-    return line.stopped_by == "errors" or line.failed > FAILED_SHARE * line.sent
 
 
 def _check_requests(line: Level) -> _Doubts:

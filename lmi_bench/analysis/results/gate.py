@@ -157,6 +157,15 @@ def _regression_case(difference: Difference, allowed: float) -> GateCase:
     return replace(case, measured=shown, outcome="missed", detail=detail)
 
 
+def gate_whole(run: Run, what: str) -> Iterator[GateCase]:
+    """A case for a run that lacks a level that its scenario lists, or whose sweep is not over."""
+    measured = {(line.load.axis, line.load.value) for line in run.levels}
+    lacks = [load_name(*each) for each in run.manifest.scenario.load.listed if each not in measured]
+    if lacks or (run.knees is None and run.manifest.imported_from is None):
+        detail = f"it lacks {', '.join(lacks)}" if lacks else "its sweep is not over, or a file is torn"
+        yield GateCase(what, "whole", "no", "yes", "not measured", f"{detail}: sweep --resume goes on")
+
+
 RULES: Final = ("agentx",)
 _IDLE_CAP_S, _LEAST_S, _MOST_FAILED, _CORPUS = 10.0, 900.0, 0.01, 393
 

@@ -49,7 +49,7 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class SloResult:
-    """One SLO against one level; `reason` says why `measured_ms` is None."""
+    """One SLO against one level; `reason` says why it is neither met nor missed."""
 
     slo: Slo
     verdict: Literal["pass", "fail", "unsupported"]
@@ -83,14 +83,15 @@ def check_slo(line: Level, slo: Slo) -> SloResult:
     """Whether a level's line meets an SLO.
 
     `unsupported`, neither pass nor fail, where the level is invalid, or has too few requests for
-    the quantile, unless even the fastest request exceeds the limit.
+    the quantile, unless even the fastest request exceeds the limit; and for a pass of the few that
+    were answered, where the others failed.
     """
     if not line.valid:
         return SloResult(slo, "unsupported", None, f"the level is invalid: {line.invalid_reason}")
     statistics = line.of(slo.metric)
     value = statistics.value(slo.statistic)
     if value is not None:
-        return SloResult(slo, "pass" if value <= slo.limit_ms else "fail", float(value))
+        return _verdict(line, slo, float(value))
     least = statistics.min
     reason = statistics.why_missing(slo.statistic) or "no request has this latency"
     if least is not None and least > slo.limit_ms:
@@ -128,8 +129,16 @@ def level_slo(line: Level, records: Sequence[RequestRecord], slo: Slo, failures:
     needed = requests_needed([slo])
     if n < needed and min(float(each.min()) for each in values) <= slo.limit_ms:
         return SloResult(slo, "unsupported", None, f"{slo.statistic} needs {needed} samples, has {n}")
-    measured = statistic_ms(np.concatenate(values), slo.statistic)
-    return SloResult(slo, "pass" if measured <= slo.limit_ms else "fail", measured)
+    return _verdict(line, slo, statistic_ms(np.concatenate(values), slo.statistic))
+
+
+def _verdict(line: Level, slo: Slo, measured_ms: float) -> SloResult:
+    if measured_ms > slo.limit_ms:
+        return SloResult(slo, "fail", measured_ms)
+    if line.has_failed:
+        failed = f"{line.failed:,} of {line.sent:,} requests failed: the others are no measurement"
+        return SloResult(slo, "unsupported", measured_ms, failed)
+    return SloResult(slo, "pass", measured_ms)
 
 
 def statistic_ms(values_ms: FloatArray, statistic: str) -> float:

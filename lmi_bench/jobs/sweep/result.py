@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.results.checks import has_failed
 from lmi_bench.analysis.results.gate import Outcome
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.slo_results import MISSED_BY, FailureRule, goodput
@@ -79,7 +78,7 @@ class SweepResult:
     @property
     def all_failed(self) -> bool:
         """Whether every level had mostly failures, and no search explains them."""
-        return bool(self.levels) and self.answer is None and all(map(has_failed, self.levels))
+        return bool(self.levels) and self.answer is None and all(line.has_failed for line in self.levels)
 
     @property
     def slo_outcome(self) -> Outcome | None:
@@ -122,7 +121,7 @@ def slo_outcome(run: Run, slos: Sequence[Slo], options: SloOptions) -> Outcome |
     lowest = min((line.load.value for line in run.levels), default=0.0)
     misses = (
         (line.valid and False in verdicts)
-        or (line.stopped_by in MISSED_BY and not all(verdicts))
+        or (line.stopped_by in MISSED_BY and (False in verdicts or not (all(verdicts) or line.has_failed)))
         or (line.valid and line.search is not None and line.search.sure)
         for line, verdicts in zip(run.levels, met, strict=True)
         if line.load.value == lowest

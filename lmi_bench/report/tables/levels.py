@@ -316,9 +316,9 @@ def slo_fields(
     def of_slo(slo: Slo) -> Iterator[Field[Level]]:
         def verdict(line: Level) -> Cell:
             found = level_slo(line, kept.get(id(line), ()), slo, failures)
-            if line.valid or found.measured_ms is None:
+            if found.measured_ms is None or (line.valid and found.verdict != "unsupported"):
                 return _verdict_cell(found)
-            return Cell(number(found.measured_ms), line.invalid_reason or "invalid", "warn")
+            return Cell(number(found.measured_ms), line.invalid_reason or found.reason or "invalid", "warn")
 
         shown = f"{slo.metric}_{slo.statistic} <= {number(slo.limit_ms)} ms"
         yield Field("level, ms", verdict, shown, console=shown)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.results.checks import check_level, check_levels, has_failed
+from lmi_bench.analysis.results.checks import check_level, check_levels
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import GeneratorReport
@@ -130,7 +130,7 @@ def test_a_prefix_cache_that_the_usage_tells_of_is_warned_of_unless_it_was_wante
     [(0, None, False), (5, None, False), (6, None, True), (10, None, True), (2, "errors", True)],
 )
 def test_a_level_most_of_whose_requests_failed_is_no_measurement(errors, stopped_by, failed):
-    assert has_failed(level_of(requests=10, errors=errors, stopped_by=stopped_by)) is failed
+    assert level_of(requests=10, errors=errors, stopped_by=stopped_by).has_failed is failed
 
 
 @pytest.mark.parametrize(("unsaid", "warned"), [(0, False), (3, True), (10, False)])

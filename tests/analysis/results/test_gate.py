@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lmi_bench.analysis.results.gate import gate_baseline, gate_slos
+from lmi_bench.analysis.results.gate import gate_baseline, gate_slos, gate_whole
 from lmi_bench.analysis.results.slo_results import level_slo
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
@@ -67,6 +67,32 @@ def test_a_level_whose_load_was_not_delivered_is_not_measured():
     run.levels[0] = replace(run.levels[0], valid=False, invalid_reason="client: late")
     cases = gate_slos(run, [parse_slo("ttft_p90<=100ms")])
     assert [(case.name, case.outcome) for case in cases] == [("ttft_p90", "passed"), ("valid", "not measured")]
+
+
+def test_the_few_answers_of_a_level_that_failed_pass_nothing():
+    run = run_of((1, answers(40, failed=60)), (2, answers(60, failed=40)))
+    lines = [replace(line, requests=100, errors=n) for line, n in zip(run.levels, (60, 40), strict=True)]
+    cases = gate_slos(replace(run, levels=lines), [parse_slo("ttft_p90<=1s"), parse_slo("ttft_p90<=1ms")])
+    assert [case.outcome for case in cases] == ["not measured", "missed", "passed", "missed"]
+    assert cases[0].detail == "60 of 100 requests failed: the others are no measurement"
+
+
+@pytest.mark.parametrize(
+    ("load", "whole", "says"),
+    [
+        ({"concurrency": [1, 2]}, True, ""),
+        ({"concurrency": [1, 2, 4]}, True, "it lacks concurrency 4"),
+        ({"rate_per_s": [0.5], "concurrency": None}, True, "it lacks 0.5 req/s"),
+        ({"concurrency": "auto"}, True, ""),
+        ({"concurrency": "auto"}, False, "its sweep is not over"),
+        ({"concurrency": [4], "search": "concurrency"}, True, ""),
+    ],
+)
+def test_a_run_that_is_not_whole_does_not_pass(load, whole, says):
+    run = run_of((1, answers(100)), (2, answers(200)), scenario={**SCENARIO, "load": load})
+    cases = [*gate_whole(replace(run, knees=[] if whole else None), "the run")]
+    assert "".join(case.detail.partition(":")[0].partition(", or")[0] for case in cases) == says
+    assert GateVerdict((*cases, *gate_slos(run, [parse_slo("ttft_p90<=1s")]))).exit_code == 2 * bool(says)
 
 
 def test_only_the_loads_asked_for_are_gated():
