@@ -44,6 +44,15 @@ _INNER_OBJECTS = {
     "metrics",
     "attributes",
 }
+_BESIDE: Final = {
+    "inputtokens": ("cachereadinputtokens", "cachecreationinputtokens", "cachewriteinputtokens"),
+    "inputtokencount": ("cachereadinputtokencount", "cachewriteinputtokencount"),
+    "input": ("cachereadinputtokens", "cachecreationinputtokens", "inputcachedtokens"),
+    "candidatestokencount": ("thoughtstokencount",),
+    "output": ("outputreasoningtokens",),
+}
+"""Counts that leave tokens out, and the plain names of those: what a cache held of a prompt
+(Anthropic, Bedrock, Langfuse), the thoughts of an answer (Gemini, Langfuse)."""
 _LISTS = {"data", "logs", "observations", "items", "records", "results", "rows"}
 """Names of the list of requests in a document that an API answered."""
 _SHOWN_FIELDS, _MOST_NAMES, _ROWS_AT_ONCE = 24, 10_000, 4000
@@ -273,12 +282,27 @@ def filled(values: pd.Series, others: pd.Series) -> pd.Series:
     return pd.Series(np.where(known, values, others), values.index, dtype=object)
 
 
+def _whole_counts(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row, its counts with the tokens that stand beside them."""
+    keys = {plain(key): key for key in row}
+    if "prompttokens" in keys:  # LiteLLM's: it holds all of them
+        return row
+    found = {}
+    for count, others in _BESIDE.items():
+        known = keys.keys() & {*others}
+        if known and count in keys and (number := as_number(row[keys[count]])) is not None:
+            found[keys[count]] = number + sum(as_number(row[keys[each]]) or 0 for each in known)
+    return {**row, **found}
+
+
 def _fields(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in row.items():
+    for key, value in _whole_counts(row).items():
         if _ranks(name := f"{prefix}{key}"):
             yield name, value
         if key in _INNER_OBJECTS and isinstance(held := as_object(value), dict):
             yield from _fields(held, f"{name}.")
+        elif key in ("input", "output") and isinstance(value, dict):  # Bedrock's has the text, too
+            yield from (pair for pair in _fields(value) if pair[0].endswith("TokenCount"))
 
 
 @lru_cache(_MOST_NAMES)

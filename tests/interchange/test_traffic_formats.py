@@ -126,6 +126,31 @@ WEB = {
 }
 
 
+ANTHROPIC = {"input_tokens": 3, "cache_read_input_tokens": 1000, "cache_creation_input_tokens": 200}
+BEDROCK = {"inputTokenCount": 3, "cacheReadInputTokenCount": 1000, "cacheWriteInputTokenCount": 200}
+LANGFUSE_CACHED = {"input": 203, "input_cached_tokens": 1000, "output": 20, "output_reasoning_tokens": 500}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"usage": ANTHROPIC | {"output_tokens": 520}},
+        {"usage": ANTHROPIC | {"prompt_tokens": 1203, "input_tokens": 1203, "completion_tokens": 520}},
+        {"input": BEDROCK, "output": {"outputTokenCount": 520}},
+        {"usageDetails": LANGFUSE_CACHED},
+        {"usageMetadata": {"promptTokenCount": 1203, "candidatesTokenCount": 20, "thoughtsTokenCount": 500}},
+        {"tokens_prompt": 1203, "tokens_completion": 520},
+    ],
+)
+def test_lengths_hold_cached_prompts_and_thoughts(tmp_path, row):
+    """Anthropic's input_tokens are those that no cache held, Gemini's candidates have no thoughts."""
+    path = tmp_path / "log.jsonl"
+    path.write_text(json_lines([{"request_created_at": at, **row} for at in ISO]))
+    traffic = read_traffic(path)
+    assert {(each.input_tokens, each.output_tokens) for each in traffic.requests} == {(1203, 520)}
+    assert traffic.has_times
+
+
 @pytest.mark.parametrize("name", WEB)
 def test_an_access_log_has_times_and_assumed_lengths(tmp_path, name):
     text = "\n".join(WEB[name].format(at=at) for at in (0, 2, 6))
