@@ -6,17 +6,22 @@ A mistake on the command line is shown with all others: missing options, unknown
 import functools
 import inspect
 import math
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, is_dataclass
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from types import FrameType
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from lmi_bench.cli.console import Form, shown_as
-from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, InputError, LmiBenchError
 from lmi_bench.core.option import Option, default_note, filled, flag_of, settings_of
 from lmi_bench.core.slo import parse_slo
 
@@ -139,6 +144,61 @@ def _listed(bare: Any) -> Any:
     return bare
 
 
+@dataclass(slots=True)
+class Ending:
+    """Which signals end this process's command: whether SIGTERM came, and whether the shell has
+    Ctrl-C ignored."""
+
+    by_sigterm: bool = False
+    ignores_ctrl_c: bool = False
+
+    @property
+    def code(self) -> int:
+        """The exit code of a command that a signal ended."""
+        return EXIT_TERMINATED if self.by_sigterm else EXIT_INTERRUPTED
+
+    @property
+    def word(self) -> str:
+        """The word for it."""
+        return "terminated" if self.by_sigterm else "interrupted"
+
+
+ENDING: Final = Ending()
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Turns SIGTERM into SIGINT, so that what is finished is kept and nothing temporary stays.
+
+    Job schedulers, containers and `timeout` end a program by SIGTERM. A handler that is already
+    set stays, and so do other threads than the main one, in which Python allows no handler.
+    Where SIGINT is ignored, as in a script's background job, one is held until a SIGTERM comes.
+    """
+    only_int = {signal.SIGINT}
+
+    def on_term(_number: int, _frame: FrameType | None) -> None:
+        ENDING.by_sigterm = True
+        os.kill(os.getpid(), signal.SIGINT)  # not a second one after a held Ctrl-C
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, only_int)
+
+    is_first = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if threading.current_thread() is not threading.main_thread() or not is_first:
+        yield
+        return
+    ENDING.ignores_ctrl_c = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGTERM, on_term)
+    if ENDING.ignores_ctrl_c:
+        signal.pthread_sigmask(signal.SIG_BLOCK, only_int)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if ENDING.ignores_ctrl_c:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, only_int)
+
+
 class Command(TyperCommand):
     """A command whose settings classes may mark options as rare and state their old names."""
 
@@ -185,10 +245,13 @@ class Command(TyperCommand):
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(f"{param.opts[0]} {value}: give a finite number")
         try:
-            return super().invoke(ctx)
+            with _termination_as_interrupt():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
-            raise
+            typer.echo(ENDING.word, err=True)
+            if not ENDING.by_sigterm:
+                raise
+            raise typer.Exit(EXIT_TERMINATED) from None
 
     def _renamed(self, arg: str) -> str:
         name, equals, value = arg.partition("=")

@@ -12,7 +12,7 @@ import typer
 
 from lmi_bench import __version__
 from lmi_bench.cli import bundled, plan, results, setup, sweep
-from lmi_bench.cli.command import Command
+from lmi_bench.cli.command import ENDING, Command
 from lmi_bench.cli.deploy import deploy
 from lmi_bench.core import errors
 from lmi_bench.core.durable import write_text
@@ -20,7 +20,10 @@ from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.slo import join_goodput
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OF_A_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.ELOOP)
+_OF_A_PATH = (
+    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM),
+    *(errno.EROFS, errno.ENXIO, errno.ENODEV, errno.EIO, errno.ESTALE),  # a disk, a socket
+)
 
 app = typer.Typer(
     name="lmi-bench",
@@ -91,8 +94,8 @@ def _fail_unexpectedly(exc: BaseException) -> NoReturn:
     import traceback
 
     if errors.is_ctrl_c(exc):
-        typer.echo("interrupted", err=True)
-        sys.exit(errors.EXIT_INTERRUPTED)
+        typer.echo(ENDING.word, err=True)
+        sys.exit(ENDING.code)
     trace = redact_text("".join(traceback.format_exception(exc)))
     text = str(exc) or "not enough memory" * isinstance(exc, MemoryError)
     what = redact_text(f"{type(exc).__name__}: {text}").partition("\n")[0]

@@ -2,16 +2,11 @@
 
 import functools
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmi_bench.cli.command import spread_options
+from lmi_bench.cli.command import ENDING, spread_options
 from lmi_bench.cli.console import Terminal, note, run_job, show_result
 from lmi_bench.core import errors
 from lmi_bench.core.option import Option
@@ -29,16 +24,12 @@ def sweep(settings: SweepSettings) -> None:
 
     Options override the scenario file, which overrides the defaults.
     """
-    with _termination_as_interrupt() as is_terminated:
-        try:
-            outcome = _sweep(settings)
-        except KeyboardInterrupt:  # before the run had a folder
-            if not is_terminated():
-                raise
-            raise typer.Exit(errors.EXIT_TERMINATED) from None
+    if ENDING.ignores_ctrl_c:
+        note(f"Ctrl-C is ignored, as in a background job: `kill {os.getpid()}` ends the sweep")
+    outcome = _sweep(settings)
     codes = {"missed": errors.EXIT_SLO_MISSED, "not measured": errors.EXIT_BAD_INPUT}
     if outcome.interrupted:
-        code = errors.EXIT_TERMINATED if is_terminated() else errors.EXIT_INTERRUPTED
+        code = ENDING.code
     else:
         code = errors.EXIT_FAILED if outcome.failed else codes.get(outcome.slo_outcome or "", 0)
     if code:
@@ -78,38 +69,3 @@ def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult | Contest":
         cells = run_matrix(settings, listener, functools.partial(print_cell, listener))
     print_matrix(cells)
     return cells
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[Callable[[], bool]]:
-    """Turns SIGTERM into SIGINT, so that finished levels are kept; yields whether one has come.
-
-    Job schedulers, containers and `timeout` end a program by SIGTERM. A handler that is already
-    set stays, and so do other threads than the main one, in which Python allows no handler.
-    Where SIGINT is ignored, as in a script's background job, one is held until a SIGTERM comes.
-    """
-    came, only_int = False, {signal.SIGINT}
-
-    def on_term(_number: int, _frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
-        os.kill(os.getpid(), signal.SIGINT)  # not a second one after a held Ctrl-C
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, only_int)
-
-    is_first = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if threading.current_thread() is not threading.main_thread() or not is_first:
-        yield lambda: False
-        return
-    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    signal.signal(signal.SIGTERM, on_term)
-    if is_ignored:
-        signal.pthread_sigmask(signal.SIG_BLOCK, only_int)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        note(f"Ctrl-C is ignored, as in a background job: `kill {os.getpid()}` ends the sweep")
-    try:
-        yield lambda: came
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if is_ignored:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, only_int)

@@ -47,6 +47,33 @@ def test_a_fault_is_one_line_and_its_trace_is_beside_the_run(tmp_path, raised, s
     assert trace.read_text().startswith("Traceback")
 
 
+@pytest.mark.parametrize("name", ["EACCES", "EROFS", "EIO", "ENXIO"])
+def test_what_a_disk_or_a_socket_refuses_names_the_path(tmp_path, name):
+    code, lines = ended(tmp_path, f"OSError(__import__('errno').{name}, 'no', 'runs/b')")
+    assert (code, lines) == (2, ["error: runs/b: no; name another"])
+
+
+REPORT = """
+import os, signal, sys, time
+from lmi_bench.cli.main import main
+from lmi_bench.jobs import results
+def report(settings):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        print("cleaned up", file=sys.stderr)
+results.report = report
+sys.argv[1:] = ["report", "a"]
+main()
+"""
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path):
+    done = subprocess.run([sys.executable, "-c", REPORT], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()) == (143, ["cleaned up", "terminated"])
+
+
 def test_the_trace_goes_to_the_terminal_if_that_is_wanted(tmp_path):
     code, lines = ended(tmp_path, "ValueError(1)", LMI_BENCH_DEBUG="1")
     assert (code, lines[0]) == (1, "Traceback (most recent call last):")
