@@ -11,6 +11,7 @@ from typing import Final
 
 from lmi_bench.core.durable import parsed_json, read_text, write_text
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.json_value import check_types
 
 FOLDER_VARIABLE: Final = "LMI_BENCH_DATA"
 FRESH_SOURCE: Final = "AWS price list"
@@ -50,11 +51,12 @@ def fresh_prices() -> Mapping[tuple[str, str], FreshPrice]:
     try:
         content = parsed_json(read_text(path))
         prices = [FreshPrice(**each) for each in content["prices"]]
-        for each in prices:
+        for each, row in zip(prices, content["prices"], strict=True):
+            check_types(FreshPrice, row, each.instance)
             dt.date.fromisoformat(each.date)
             if not 0 < each.usd_per_hour < 1e6:
                 raise ValueError(f"{each.usd_per_hour} USD for {each.instance}")
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, InputError) as exc:
         raise InputError(f"{path} is no price file ({exc}): remove it, or write it again with catalog refresh") from exc
     return {(each.instance, each.platform): each for each in prices}
 

@@ -37,17 +37,8 @@ _FORM_OPTIONS = {
 }
 """What every command with figures has besides its own options."""
 _WITHOUT_FORM = (
-    "report",
-    "export",
-    "import_results",
-    "serve",
-    "generate",
-    "compile_steps",
-    "convert",
-    "package",
-    "probe",
-    "write",
-    "refresh",
+    *("report", "export", "import_results", "serve", "generate", "compile_steps", "convert", "package"),
+    *("probe", "write", "refresh"),
 )
 """Commands whose answer is files, a server or a text."""
 _OF_THE_CATALOG = ("recommend", "predict", "compare_accelerators", "limits", "backends", "write")
@@ -146,21 +137,11 @@ def _listed(bare: Any) -> Any:
 
 @dataclass(slots=True)
 class Ending:
-    """Which signals end this process's command: whether SIGTERM came, and whether the shell has
-    Ctrl-C ignored."""
+    """How a signal ends this process's command; a shell may have Ctrl-C ignored."""
 
-    by_sigterm: bool = False
+    word: str = "interrupted"
+    code: int = EXIT_INTERRUPTED
     ignores_ctrl_c: bool = False
-
-    @property
-    def code(self) -> int:
-        """The exit code of a command that a signal ended."""
-        return EXIT_TERMINATED if self.by_sigterm else EXIT_INTERRUPTED
-
-    @property
-    def word(self) -> str:
-        """The word for it."""
-        return "terminated" if self.by_sigterm else "interrupted"
 
 
 ENDING: Final = Ending()
@@ -177,7 +158,7 @@ def _termination_as_interrupt() -> Iterator[None]:
     only_int = {signal.SIGINT}
 
     def on_term(_number: int, _frame: FrameType | None) -> None:
-        ENDING.by_sigterm = True
+        ENDING.word, ENDING.code = "terminated", EXIT_TERMINATED
         os.kill(os.getpid(), signal.SIGINT)  # not a second one after a held Ctrl-C
         signal.pthread_sigmask(signal.SIG_UNBLOCK, only_int)
 
@@ -249,9 +230,7 @@ class Command(TyperCommand):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             typer.echo(ENDING.word, err=True)
-            if not ENDING.by_sigterm:
-                raise
-            raise typer.Exit(EXIT_TERMINATED) from None
+            raise typer.Exit(ENDING.code) from None
 
     def _renamed(self, arg: str) -> str:
         name, equals, value = arg.partition("=")

@@ -146,19 +146,8 @@ class LevelRun:
 
 
 _OPTIONAL = (
-    "first_answer_s",
-    "reasoning_tokens",
-    "streamed",
-    "replica",
-    "queue_s",
-    "prefill_s",
-    "decode_s",
-    "connect_s",
-    "retries",
-    "tls_s",
-    "held_s",
-    "cached_tokens",
-    "adapter",
+    *("first_answer_s", "reasoning_tokens", "streamed", "replica", "queue_s", "prefill_s", "decode_s"),
+    *("connect_s", "retries", "tls_s", "held_s", "cached_tokens", "adapter"),
 )
 """Fields of an exchange that are written only when they differ from the default."""
 _OF_EXCHANGE = ("finish_reason", "ended_s", *_OPTIONAL)

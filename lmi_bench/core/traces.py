@@ -78,10 +78,10 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> RecordedConversation
     turns: list[RecordedTurn] = []
     for message in messages:
         role = str(message.get("from", message.get("role"))).lower()
-        said = message["value"] if "value" in message else message["content"]
+        said = message["value"] if "value" in message else message.get("content")
         if isinstance(said, list):
             said = "\n".join(part["text"] for part in said)
-        if said is None:  # a tool was called
+        if said is None and ("content" in message or "tool_calls" in message):  # a tool was called
             continue
         if not isinstance(said, str):
             raise TypeError("a message is not text")

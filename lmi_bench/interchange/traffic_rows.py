@@ -29,30 +29,16 @@ from lmi_bench.core.durable import parsed_json, whole_characters
 from lmi_bench.core.errors import UNREADABLE, InputError, file_reason
 from lmi_bench.core.listener import SILENT, Listener
 
-NAMES: Final[Mapping[str, list[str]]] = json.loads(
-    (files("lmi_bench.interchange") / "data" / "log_fields.json").read_text(encoding="utf-8")
-)
+_FIELDS: Final = json.loads((files("lmi_bench.interchange") / "data" / "log_fields.json").read_text("utf-8"))
+_BESIDE: Final[Mapping[str, list[str]]] = _FIELDS.pop("beside")
+"""Plain names of counts that leave tokens out, and of those: what a cache held of a prompt
+(Anthropic, Bedrock, Langfuse), the thoughts of an answer (Gemini, Langfuse)."""
+NAMES: Final[Mapping[str, list[str]]] = _FIELDS
 """Names of each field, the first of them that a line has."""
 _INNER_OBJECTS = {
-    "usage",
-    "usageDetails",
-    "usage_details",
-    "usageMetadata",
-    "request",
-    "response",
-    "body",
-    "metrics",
-    "attributes",
+    *("usage", "usageDetails", "usage_details", "usageMetadata"),
+    *("request", "response", "body", "metrics", "attributes"),
 }
-_BESIDE: Final = {
-    "inputtokens": ("cachereadinputtokens", "cachecreationinputtokens", "cachewriteinputtokens"),
-    "inputtokencount": ("cachereadinputtokencount", "cachewriteinputtokencount"),
-    "input": ("cachereadinputtokens", "cachecreationinputtokens", "inputcachedtokens"),
-    "candidatestokencount": ("thoughtstokencount",),
-    "output": ("outputreasoningtokens",),
-}
-"""Counts that leave tokens out, and the plain names of those: what a cache held of a prompt
-(Anthropic, Bedrock, Langfuse), the thoughts of an answer (Gemini, Langfuse)."""
 _LISTS = {"data", "logs", "observations", "items", "records", "results", "rows"}
 """Names of the list of requests in a document that an API answered."""
 _SHOWN_FIELDS, _MOST_NAMES, _ROWS_AT_ONCE = 24, 10_000, 4000

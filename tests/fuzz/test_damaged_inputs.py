@@ -6,19 +6,25 @@ LMI_BENCH_FUZZ is the number of damaged files here and in test_damaged_files (`m
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from lmi_bench.catalog.fresh_prices import fresh_prices
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.engine.torch_backend.static import artefact
+from lmi_bench.engine.torch_backend.static.artefact import open_artefact
 from tests.engine.server.test_structured import write_model
-from tests.fuzz.damage import SEED, call, damage, find, run
+from tests.fuzz.damage import SEED, call, damage, find, run, wrong
 
 NUMBER = int(os.environ.get("LMI_BENCH_FUZZ", "2000")) // 2
 BATCHES = 3 if NUMBER <= 1000 else 50
@@ -260,6 +266,38 @@ def test_what_is_not_damaged_is_read(folder, name):
 def test_a_damaged_input_ends_in_one_line(base, tmp_path, batch):
     seeds = range(SEED + batch, SEED + NUMBER, BATCHES)
     assert find(seeds, tmp_path, lambda folder, draw: one(base, folder, draw)) == []
+
+
+FRESH = {"instance": "ml.g5.xlarge", "platform": "sagemaker", "usd_per_hour": 1.4}
+FRESH |= {"region": "us-east-1", "date": "2026-11-01", "source": "AWS price list"}
+KEY = {"format": 1, "model": "a", "settings": "{}"}
+READERS = {
+    "prices.json": ({"schema": 1, "prices": [FRESH, FRESH | {"platform": "ec2"}]}, lambda _: fresh_prices()),
+    "manifest.json": (
+        {"key": KEY, "shapes": {"1x64": {"file": "a", "sha256": "0", "bytes": 1, "compile_s": 1.5}}},
+        lambda folder: open_artefact(folder, KEY),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_file_of_the_program_itself_is_one_line(tmp_path, monkeypatch, name):
+    """Downloaded prices, and compiled steps: what no command names on its line."""
+    monkeypatch.setenv("LMI_BENCH_DATA", str(tmp_path))
+    (tmp_path / "a").touch()
+    monkeypatch.setattr(artefact, "_sha256", lambda _: "0")
+    whole, read = READERS[name]
+    for seed in range(SEED, SEED + 300):
+        content = wrong(deepcopy(whole), random.Random(seed)) if seed else whole
+        (tmp_path / name).write_text(json.dumps(content), errors="surrogatepass")
+        fresh_prices.cache_clear()
+        try:
+            read(tmp_path)
+        except InputError as exc:
+            assert seed, exc  # noqa: PT017 - what is not damaged is read
+        except OSError as exc:
+            assert exc.errno == errno.ENAMETOOLONG  # noqa: PT017 - the last handler names it
+    fresh_prices.cache_clear()
 
 
 HUGE, VAST = "1e308", "1" + "0" * 400

@@ -21,14 +21,8 @@ from lmi_bench.interchange.traffic_rows import as_number
 
 LATENCY_KEYS = tuple(LATENCY_KEY[metric] for metric in METRICS)
 _NUMBERS = (
-    "requests",
-    "errors",
-    "output_tokens",
-    "input_tokens",
-    "wall_s",
-    "throughput_tokens_per_s",
-    "total_throughput_tokens_per_s",
-    "request_throughput_per_s",
+    *("requests", "errors", "output_tokens", "input_tokens", "wall_s", "throughput_tokens_per_s"),
+    *("total_throughput_tokens_per_s", "request_throughput_per_s"),
 )
 NOT_IN_FILE = "not in the imported file"
 Statistics = dict[str, Any]

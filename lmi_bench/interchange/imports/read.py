@@ -30,19 +30,8 @@ _ARCHIVED = "profile_export_aiperf.json"
 _MOST_ARCHIVED_BYTES = 64 * MIB
 _MOST_NESTED = 64  # what is kept of a file goes into a run, whose lines have their own limit
 TOOLS = (
-    "vllm bench serve",
-    "SGLang bench_serving",
-    "InferenceX",
-    "AIPerf",
-    "genai-perf",
-    "guidellm",
-    "genai-bench",
-    "llmperf",
-    "llmeter",
-    "inference-perf",
-    "evalscope perf",
-    "awscurl",
-    "llm-d benchmark report 0.2",
+    *("vllm bench serve", "SGLang bench_serving", "InferenceX", "AIPerf", "genai-perf", "guidellm", "genai-bench"),
+    *("llmperf", "llmeter", "inference-perf", "evalscope perf", "awscurl", "llm-d benchmark report 0.2"),
 )
 
 

@@ -226,7 +226,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder} has no {MANIFEST}: give a folder from `lmi-bench compile`")
     try:
         content = read_object(path)
-        entries = [(entry["file"], entry["sha256"]) for entry in content["shapes"].values()]
+        entries = [(entry["file"], entry["sha256"], float(entry["compile_s"])) for entry in content["shapes"].values()]
         known = isinstance(content["key"], dict) and bool(entries)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise InputError(f"{path} is not a manifest of compiled steps: {exc!r}") from exc
