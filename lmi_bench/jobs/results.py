@@ -133,6 +133,8 @@ def gate(settings: results.GateSettings) -> GateVerdict:
     failures = read_failures(settings.failures)
     if settings.at and not texts and settings.baseline is None:
         raise InputError("--at names levels for --slo or --baseline: --rules takes the whole run")
+    if failures != "exclude" and not texts:
+        raise InputError("--failures says how failed requests count in SLOs: add --slo ttft_p90<=1s")
     if texts:
         limits = [parse_slo(text) for text in texts]
         cases += gate_slos(pooled_run(run), limits, loads=settings.at, failures=failures)
@@ -194,6 +196,8 @@ def workload_from(settings: results.WorkloadFromSettings, listener: Listener = S
             listener=listener,
         )
         found = of_traffic(traffic)
+    if settings.speed != 1 and found.peak_per_s is None:
+        raise InputError(f"--speed multiplies the rate, which {source} does not hold: leave it out")
     content = scenario_content(found, name=out.stem, model=settings.model, growth=settings.speed)
     parse_scenario(content, source=str(out))
     header = f"# Written by `lmi-bench workload from {source}`.\n"

@@ -95,6 +95,8 @@ def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSetting
         if settings.model_py is None and beside is not None:
             listener.note(f"{beside} is not run: --model-py {beside} uses its formatters")
     else:
+        if settings.djl_version is not None:
+            raise InputError("--djl-version is of a serving.properties or OPTION_ variables: there are none here")
         for setting, (variable, value) in serving_file.limits_from_environment(os.environ).items():
             if setting not in stated:
                 stated[setting] = value

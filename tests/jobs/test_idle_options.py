@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,15 @@ from lmi_bench.core.errors import InputError
 
 SWEEP = "sweep sim:ml.g5.2xlarge -m qwen3-8b --isl 32 --osl 4 --out run"
 DAY = "plan-day --capacity 5 --start-up 460"
+RUN = Path(__file__).parents[1] / "data" / "first_version" / "simulated"
 IDLE = [
+    ("validate table.csv --profile vllm-0.12 --seed 3", "--seed is of the split"),
+    ("explain blended --price 1 --throughput 100 --itl 20", "--throughput stands for"),
+    ("explain blended --price 1 --instance ml.g5.xlarge --throughput 100", "both state the price"),
+    ("serve --djl-version 0.26.0 --port 0", "--djl-version is of a serving.properties"),
+    ("generate --choices a --choices b --stop x --max-new-tokens 5", "leave out --stop, --max-new-tokens"),
+    ("workload from log.jsonl -o w.yaml --speed 5", "--speed multiplies the rate"),
+    (f"gate {RUN} --failures infinite --rules agentx", "--failures says how"),
     (f"{SWEEP} --concurrency 2 --requests-per-user 2 --duration 20", "--duration both end"),
     (f"{SWEEP} --concurrency 2 --arrivals gamma", "--arrivals is for arrivals at a rate"),
     (f"{SWEEP} --concurrency 2 --burstiness 0.3", "--burstiness is for arrivals at a rate"),
@@ -48,6 +57,7 @@ payloads: [{name: short, workload: {input_tokens: 16, output_tokens: 4}}]
 def test_an_option_without_effect_is_refused(tmp_path, monkeypatch, line, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "matrix.yaml").write_text(MATRIX)
+    (tmp_path / "log.jsonl").write_text('{"prompt_tokens": 30, "completion_tokens": 6}\n')
     with pytest.raises(InputError, match=message):
         CliRunner().invoke(app, shlex.split(line), catch_exceptions=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["matrix.yaml"]
+    assert {path.name for path in tmp_path.iterdir()} == {"matrix.yaml", "log.jsonl"}

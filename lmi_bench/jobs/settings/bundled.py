@@ -108,6 +108,17 @@ class GenerateSettings(Settings):
             raise InputError("--stop '': an empty text would end every answer; leave it out")
         if len(self.choices) == 1:
             raise InputError("--choices needs at least two answers to rank: --choices yes --choices no")
+        given = {
+            "--stop": self.stop,
+            "--until-done": self.until_done,
+            "--expect-end": self.expect_end,
+            "--confidence": self.confidence,
+            "--logprobs": self.logprobs is not None,
+            "--max-new-tokens and other sampling": self.sampling != _SAMPLING,
+        }
+        idle = [name for name, is_given in given.items() if is_given]
+        if idle and (self.choices or self.questions is not None):
+            raise InputError(f"given answers are scored and none is generated: leave out {', '.join(idle)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,6 +234,8 @@ class ValidateSettings(Settings):
         _of_tables(self.sources, instance=self.instance, dtype=self.dtype)
         if sum(way is not None for way in ways) > 1:
             raise InputError("give one of --calibrate-cells, --calibrate-on and --profile")
+        if self.seed and not self.calibrate_cells:
+            raise InputError("--seed is of the split that --calibrate-cells makes: leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +366,12 @@ class BlendedSettings(Settings):
     itl: float | None = option("Median inter-token latency in ms.", must="above 0")
     ratio: float = option("Input tokens for each output token.", value=3.0, must="above 0")
     discount: float = option("Discount on the price, 0 to 1.", value=0.0, must="at least 0 and below 1")
+
+    def _check(self) -> None:
+        if self.throughput is not None and (self.concurrency is not None or self.itl is not None):
+            raise InputError("--throughput stands for --concurrency and --itl: leave those out")
+        if self.price is not None and self.instance is not None:
+            raise InputError(f"--price and --instance {self.instance} both state the price: leave one out")
 
 
 @dataclass(frozen=True, slots=True)
