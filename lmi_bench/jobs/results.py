@@ -127,9 +127,7 @@ def gate(settings: results.GateSettings) -> GateVerdict:
         raise InputError("nothing to check: give --slo ttft_p90<=1s, --rules, or --baseline with an earlier run")
     if settings.baseline is None and settings.max_regression is not None:
         raise InputError("--max-regression needs an earlier run: add --baseline RUN")
-    cases: list[GateCase] = []
-    if not settings.at:
-        cases += gate_whole(run, "the run")
+    cases: list[GateCase] = [] if settings.at else [*gate_whole(run, "the run")]
     failures = read_failures(settings.failures)
     if settings.at and not texts and settings.baseline is None:
         raise InputError("--at names levels for --slo or --baseline: --rules takes the whole run")

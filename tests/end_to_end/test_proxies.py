@@ -159,12 +159,16 @@ def test_a_proxy_that_fails_later_is_an_error_of_its_request(scheme, password, k
     assert password not in str(got.value)
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "inside.example", NAME])
+HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "::ffff:127.0.0.1")
+INSIDE = ("inside.example", "a.star.example", "10.1.2.3", "fd00::7")
+
+
+@pytest.mark.parametrize("host", [*HERE, *INSIDE, NAME, "11.1.2.3"])
 def test_this_machine_and_the_hosts_of_no_proxy_are_reached_directly(host, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
-    monkeypatch.setenv("NO_PROXY", ".inside.example,inside.example")
+    monkeypatch.setenv("NO_PROXY", ".inside.example,inside.example, 10.0.0.0/8,[fd00::]/8,*.star.example")
     found = find_proxy("http", host, 80)
-    assert (found.name if found else None) == ("http://proxy:3128" if host == NAME else None)
+    assert (found.name if found else None) == (None if host in HERE + INSIDE else "http://proxy:3128")
     assert find_proxy("https", host, 443) is None
 
 

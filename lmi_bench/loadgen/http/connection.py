@@ -32,8 +32,8 @@ _MORE_FOLLOWS = frozenset((b"\n\n\r\n", b"}\n\r\n"))
 """Last bytes of a read that end a chunk of events, not a response: that of a chunked one ends with
 an empty line, CR LF CR LF."""
 
-Address = tuple[socket.AddressFamily, tuple[str, int] | str]
-"""Family, and (IP address, port) or the path of a Unix socket."""
+Address = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | str]
+"""Family, and (IP address, port; flow and zone) or the path of a Unix socket."""
 
 
 def is_here(address: Address) -> bool:
@@ -42,7 +42,7 @@ def is_here(address: Address) -> bool:
     if isinstance(place, str):  # a path
         return True
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.bind((place[0], 0))  # only to an own one
+        probe.bind((place[0], 0, *place[2:]))  # only to an own one
         return True
     return False
 

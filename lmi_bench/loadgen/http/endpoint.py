@@ -8,11 +8,14 @@ machine would be measured as if it were the fleet.
 import asyncio
 import base64
 import contextlib
+import ipaddress
+import re
 import socket
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmi_bench import __version__
 from lmi_bench.core.errors import InputError, TargetError
@@ -33,10 +36,12 @@ async def find_addresses(host: str, port: int) -> list[Address]:
     """
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found: list[Any] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as exc:
         raise TargetError("connect", f"cannot find the address of {host!r}: {exc.strerror}") from exc
-    places: list[Address] = [(family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found]
+    places: list[Address] = [  # an IPv6 zone stands in its fourth place
+        (family, place if place[3:4] > (0,) else (str(place[0]), int(place[1]))) for family, *_, place in found
+    ]
     addresses = list(dict.fromkeys(places))
     if len(addresses) == 1:
         return addresses
@@ -82,8 +87,8 @@ def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
     exclude; never for this machine. Raises InputError for a proxy that does not speak HTTP."""
     named = urllib.request.getproxies()
     url = named.get(scheme) or named.get("all")
-    is_here = host in ("localhost", "::1") or host.startswith("127.")
-    if not url or is_here or urllib.request.proxy_bypass(f"{host}:{port}"):
+    direct = any(_covers(each.strip(), host) for each in named.get("no", "").split(","))
+    if not url or direct or is_this_machine(host) or urllib.request.proxy_bypass(f"{host}:{port}"):
         return None
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
     own_port = None
@@ -96,6 +101,22 @@ def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
         )
     headers = {} if (own := _basic(parts)) is None else {"Proxy-Authorization": own}
     return Proxy(parts.hostname, own_port, f"http://{parts.hostname}:{own_port}", headers)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host is this machine, also by the address that a server says it listens on."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        address = getattr(address, "ipv4_mapped", None) or address
+        return address.is_loopback or address.is_unspecified
+    return host.rstrip(".") == "localhost"
+
+
+def _covers(excluded: str, host: str) -> bool:
+    """Whether a part of NO_PROXY that urllib does not know, a network or *.domain, is of a host."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host) in ipaddress.ip_network(re.sub(r"[][]", "", excluded), strict=False)
+    return excluded.startswith("*.") and host.endswith(excluded[1:])
 
 
 def _basic(parts: urllib.parse.SplitResult) -> str | None:
@@ -125,7 +146,7 @@ class Endpoint:
     @property
     def authority(self) -> str:
         """Value of the Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = f"[{self.host.partition('%')[0]}]" if ":" in self.host else self.host
         default = 443 if self.scheme == "https" else 80
         return host if self.port == default else f"{host}:{self.port}"
 
@@ -169,14 +190,14 @@ def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
-        (parts.hostname or "" if parts.scheme != UNIX_SCHEME else "").encode("idna")
+        host = (parts.hostname or "" if parts.scheme != UNIX_SCHEME else "localhost").encode("idna").decode()
     except ValueError as exc:
         raise InputError(f"{redact_text(url)!r} is not a URL: {exc}") from exc
     is_unix = parts.scheme == UNIX_SCHEME
     if parts.scheme not in ("http", "https", UNIX_SCHEME) or not parts.hostname:
         shown = redact_text(url).rpartition("@")[2]  # one without a scheme may hold a password, too
         raise InputError(f"{shown!r} is not an address: write for example http://localhost:8000")
-    host = "localhost" if is_unix else parts.hostname.encode("idna").decode()
+    host = host.replace("%25", "%", 1) if ":" in host else host  # of an IPv6 zone, as URLs quote it
     port = port or (443 if parts.scheme == "https" else 80)
     path = parts.path.rstrip("/")
     if not path:

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from lmi_bench.core.errors import TargetError
-from lmi_bench.loadgen.http.endpoint import find_addresses
+from lmi_bench.loadgen.http.endpoint import find_addresses, parse_endpoint
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.format import find_format
@@ -107,3 +107,23 @@ def test_one_request_at_a_time_visits_all_addresses_in_turn(monkeypatch):
             return [len(servers[host].requests) for host in HOSTS]
 
     assert run_on_sockets(main()) == [3, 3]
+
+
+def test_an_ipv6_zone_is_connected_to_and_not_named_to_the_server(monkeypatch):
+    """Without its zone a link-local address leads nowhere."""
+    at = parse_endpoint("http://[fe80::1%25eth0]:8000", find_format("openai"))
+    assert (at.host, at.authority) == ("fe80::1%eth0", "[fe80::1]:8000")
+
+    async def main():
+        async def getaddrinfo(*_, **__):
+            return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 8000, 0, 3))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo, raising=False)
+        return await at.addresses()
+
+    assert asyncio.run(main()) == [(socket.AF_INET6, ("fe80::1", 8000, 0, 3))]
+
+
+def test_a_name_in_other_letters_is_sent_as_dns_has_it():
+    at = parse_endpoint("http://Bücher.example:8000", find_format("openai"))
+    assert at.authority == "xn--bcher-kva.example:8000"
