@@ -28,11 +28,8 @@ def sweep(settings: SweepSettings) -> None:
         note(f"Ctrl-C is ignored, as in a background job: `kill {os.getpid()}` ends the sweep")
     outcome = _sweep(settings)
     codes = {"missed": errors.EXIT_SLO_MISSED, "not measured": errors.EXIT_BAD_INPUT}
-    if outcome.interrupted:
-        code = ENDING.code
-    else:
-        code = errors.EXIT_FAILED if outcome.failed else codes.get(outcome.slo_outcome or "", 0)
-    if code:
+    code = errors.EXIT_FAILED if outcome.failed else codes.get(outcome.slo_outcome or "", 0)
+    if code := ENDING.code if outcome.interrupted else code:
         raise typer.Exit(code)
 
 

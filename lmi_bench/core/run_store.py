@@ -150,7 +150,8 @@ class RunStore(AbstractContextManager["RunStore"]):
             orjson.dumps(request_line(level, attempt, record, self._secrets), option=_ONE_LINE) for record in records
         )
         line = redact(finished.to_json(), self._secrets)
-        with _writing(self.path, f"level {level + 1}", f"the levels before it are safe: {_GO_ON}"):
+        go_on = "make room, import again" if self.manifest.imported_from else f"the levels before it are safe: {_GO_ON}"
+        with _writing(self.path, f"level {level + 1}", go_on):
             durable.append_and_sync(self.path / REQUESTS, requests)
             durable.append_and_sync(self.path / LEVELS, orjson.dumps(line, option=_ONE_LINE))
         self.levels.append(finished if line == finished.to_json() else Level.from_json(line))

@@ -229,7 +229,6 @@ def _profile_for(plan: SavedRecommendation, folder: Path) -> str | None:
         if shipped == profile:
             return name
     path = folder.with_name(f"{folder.name}.profile.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, profile_to_json(profile))
     return str(path)
 

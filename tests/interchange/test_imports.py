@@ -13,6 +13,7 @@ aiperf_0_13_sweep.json of `--concurrency 1,2`.
 
 from __future__ import annotations
 
+import errno
 import json
 import tarfile
 from pathlib import Path
@@ -20,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.analysis.results.repeats import pooled_run
-from lmi_bench.core.errors import InputError
+from lmi_bench.core import run_store
+from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
 from lmi_bench.interchange.imports.read import read_results, write_imported
@@ -66,6 +68,22 @@ def test_every_sample_becomes_a_run_that_can_be_read_back(tmp_path):
         run = load_run(folder)
         assert run.manifest.imported_from == parts[0].tool
         assert run.levels[0].imported_from == parts[0].tool
+
+
+def test_an_import_that_fails_leaves_no_half_run(tmp_path, monkeypatch):
+    """A full disk: what is there would be read as a run of fewer levels."""
+    found = read_results(DATA / "vllm_detailed.json")
+    written = []
+
+    def append(path, data):
+        written.append(path.name)
+        if len(written) == 6:  # two new files, then two for each level
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_store.durable, "append_and_sync", append)
+    with pytest.raises(LmiBenchError, match=r"cannot write level 2 .* make room, import again"):
+        write_imported([found, found], tmp_path / "run", command=[])
+    assert not (tmp_path / "run").exists()
 
 
 def test_vllm_keeps_its_names_because_its_formulas_are_ours():

@@ -7,6 +7,7 @@ reads the run folder like our own.
 import hashlib
 import json
 import re
+import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -161,8 +162,7 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
     whole = _joined(parts)
     facts = {key: value for key, value in whole.facts.items() if value not in (None, [])}
     scenario: dict[str, Any] = {"name": "", "model": facts.get("model", ""), "target": tools[0]}
-    if whole.workload:
-        scenario["workload"] = whole.workload
+    scenario |= {"workload": whole.workload} if whole.workload else {}
     digest = hashlib.sha256(json.dumps(scenario, sort_keys=True).encode()).hexdigest()
     manifest = Manifest(
         scenario=RunScenario.from_json(scenario, "the files"),
@@ -175,6 +175,10 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
     if not whole.levels:
         raise InputError("the files hold no level")
     with RunStore.create(folder, manifest) as store:
-        for index, level in enumerate(whole.levels):
-            store.append_level(level.records, replace(level.level, index=index))
+        try:
+            for index, level in enumerate(whole.levels):
+                store.append_level(level.records, replace(level.level, index=index))
+        except BaseException:  # half of it would look like a run, and nothing resumes it
+            shutil.rmtree(folder)
+            raise
     return len(whole.levels)
