@@ -221,6 +221,19 @@ def test_parts_of_text_are_read_and_a_call_of_a_tool_is_passed_over(tmp_path):
     assert (turn.asked, turn.answered) == ("a\nb", "c")
 
 
+def test_a_call_of_a_tool_needs_no_content(tmp_path):
+    """OpenAI's API asks for none beside tool_calls; a message with neither is named."""
+    path = tmp_path / "tools.jsonl"
+    call = {"role": "assistant", "tool_calls": [{"id": "1"}]}
+    told = [{"role": "tool", "content": "12"}, {"role": "assistant", "content": "It is 12."}]
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Time?"}, call, *told]}))
+    ((turn,),) = (each.turns for each in read_conversations(path))
+    assert (turn.asked, turn.answered) == ("Time?", "It is 12.")
+    path.write_text('{"messages": [{"role": "user"}]}')
+    with pytest.raises(InputError, match="entry 1 cannot be read"):
+        read_conversations(path)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
