@@ -8,6 +8,7 @@ the names and shapes of the tensors give what config.json does not.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -43,6 +44,11 @@ _CACHE_BYTES: Final = 2  # of a value of a window or convolution
 _FULL_BYTES: Final = 4  # of a recurrent state's value, unless the config says a 16-bit type
 _KEYS: Final = {row["figure"]: row["keys"].split() for row in read_table("config_keys.csv")}
 _FAMILIES: Final = {row["model_type"]: row for row in read_table("families.csv")}
+_OF_OTHER_WORK: Final = re.compile(
+    r".*For(MaskedLM|PreTraining|CTC|MultipleChoice|\w*Classification|QuestionAnswering|\w*Retrieval)"
+    r"|(\w*(Bert|Roberta|CLIP|Siglip)|MPNet|T5Encoder|ViT)\w*Model",
+    re.IGNORECASE,
+)
 
 
 def _keys(figure: str) -> Sequence[str]:
@@ -59,6 +65,10 @@ def planning_shape(name: str, config: Mapping[str, Any], folder: Path | None = N
 
     folder  with tensors, for architectures that are not known
     """
+    named = config.get("architectures")
+    for each in named if isinstance(named, list) else ():
+        if _OF_OTHER_WORK.fullmatch(str(each)):
+            raise InputError(f"model {name!r} is a {each}, which generates no text: only decoders are planned")
     if not any(key in config for figure in ("text", "encoders", "mtp") for key in _keys(figure)):
         with suppress(InputError):  # the engine does not run it
             shape = shape_from_hf_config(name, config)
@@ -84,19 +94,26 @@ class _Config:
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name, self.outer, inner = name, config, dict(config)
+        self.towers = [config.get(k) for k in _keys("encoders")]
         while text := next((k for k in _keys("text") if isinstance(inner.get(k), Mapping)), None):
             wrapped = inner.pop(text)
+            self.towers += [wrapped.get(k) for k in _keys("encoders")]
             inner = {k: v for k, v in inner.items() if k not in _keys("encoders")} | dict(wrapped)
         for nested in ("attn_config", "ffn_config", "ssm_cfg"):
             inner |= {k: v for k, v in (inner.get(nested) or {}).items() if k not in inner}
         self.config = inner
-        kinds = (str(each.get("model_type")).removesuffix("_text") for each in (inner, config))
+        kinds = [str(each.get("model_type")).removesuffix("_text") for each in (inner, config)]
+        if "ssm_cfg" in inner:  # files of the first authors
+            kinds.append(str(inner.get("layer") or "mamba").lower())
         self.family = next((_FAMILIES[kind] for kind in kinds if kind in _FAMILIES), {})
-        left_out = (each.split("=") for each in (self.family.get("defaults") or "").split())
-        self.config = inner = {key: int(value) for key, value in left_out} | inner
+        # KEY=NUMBER that files leave out, and KEY=THEIRS: a key of another meaning elsewhere
+        stated = dict(each.split("=") for each in (self.family.get("defaults") or "").split())
+        own = {key: int(value) if value.isdigit() else inner.pop(value, None) for key, value in stated.items()}
+        self.config = inner = own | inner
         if inner.get("is_encoder_decoder"):
             raise InputError(f"model {name!r} has an encoder and a decoder: only decoders are planned")
         self.layers = self.count("layers") or len(self.listed("layer_types"))
+        self.layers *= 1 + self._is("longcat_flash")  # each has two layers of attention and dense MLP
         self.hidden, self.vocab = self.count("hidden"), self.count("vocab")
         if self.layers > MOST_LAYERS:
             raise InputError(f"model {name!r}: {self.layers} layers are more than {MOST_LAYERS}")
@@ -109,7 +126,7 @@ class _Config:
         self.blocks = [each for each in self.listed("blocks") if isinstance(each, Mapping)]
         self.heads = self.count("heads") or self.count("state_heads") or max(1, self.hidden // 128)
         self.head_dim = self.count("head_dim") or max(1, self.hidden // self.heads)
-        self.config |= self._of_blocks()
+        self.config |= {**self._of_blocks(), **self._rounded_ffn()}
         self.matrices = int(self.family.get("matrices") or 3)
         if "relu2" in (inner.get("mlp_hidden_act"), inner.get("hidden_act")):
             self.matrices = 2
@@ -144,6 +161,14 @@ class _Config:
         ffn = max(1, round(width / len(self.blocks)))
         return {_keys("kv_heads")[0]: kv_heads, _keys("ffn")[0]: ffn}
 
+    def _rounded_ffn(self) -> Mapping[str, int]:
+        """LFM2 states an MLP's inner size before two thirds of it are rounded up."""
+        if not self.config.get("block_auto_adjust_ff_dim"):
+            return {}
+        width = int(2 * self.count("ffn") / 3) * float(self.config.get("block_ffn_dim_multiplier") or 1)
+        step = self.count("block_multiple_of", 256)
+        return {_keys("ffn")[0]: step * math.ceil(int(width) / step)}
+
     def kinds(self) -> list[tuple[Mixer, Mlp]]:
         """Mixer and MLP of every layer."""
         types = self.listed("layer_types")
@@ -159,17 +184,17 @@ class _Config:
         if types := self.listed("layer_types"):  # of RecurrentGemma a pattern that repeats
             kind = str(types[layer % len(types)])
             return next((k for word, k in _MIXERS.items() if word in kind), "full")
-        own, indices = config.get("linear_attn_config"), config.get("attn_layer_indices")
+        own, indices = config.get("linear_attn_config"), self.listed("attention_at")
         full: object = True
         if isinstance(own, Mapping) and own.get("full_attn_layers"):
             full = layer + 1 in own["full_attn_layers"]
         elif kinds := config.get("attn_type_list"):
             full = kinds[layer]
-        elif indices is not None:
+        elif indices:
             full = layer in indices
         elif every := self.count("attn_layer_period"):
             full = layer % every == self.count("attn_layer_offset")
-        elif every := self.count("full_attention_interval"):
+        elif every := self.count("full_interval"):
             full = (layer + 1) % every == 0
         elif self.count("state_size") and not self.count("heads"):
             full = False
@@ -194,7 +219,9 @@ class _Config:
             return "none"  # state spaces alone
         if not self.count("experts") or not self.count("chosen"):
             return "dense"
-        types, chosen = self.listed("mlp_types"), self.config.get("moe_layers")
+        types, chosen = self.listed("mlp_types"), self.listed("expert_layers")
+        if isinstance(chosen, str):
+            chosen = [int(each) for each in chosen.split(",")]
         first, step = self.count("first_experts"), self.count("expert_step", 1)
         offset = self.config.get("expert_layer_offset", first or step - 1)
         sparse = layer >= first and layer % step == offset % step
@@ -278,7 +305,8 @@ class _Config:
         latent, ffn = self.count("latent"), self.count("expert_ffn")
         total = experts * self.matrices * (latent or h) * ffn + 2 * latent * h
         total += self.count("experts") * h + self.matrices * h * self.shared_ffn()
-        return total + dense * self._is("gemma4", "arctic")
+        beside = self._is("gemma4", "arctic", "longcat_flash") or bool(self.config.get("residual_moe"))
+        return total + dense * beside
 
     def shared_ffn(self) -> int:
         """Inner size of the experts that every token uses."""
@@ -288,8 +316,8 @@ class _Config:
 
     def tower_params(self) -> int:
         """Parameters of encoders of images and sound, by their layers."""
-        total = 0
-        for config in (self.outer.get(key) for key in _keys("encoders")):
+        total = self.count("encoder_params")
+        for config in self.towers:
             if not isinstance(config, Mapping):
                 continue
             width, layers, inner = (
@@ -297,9 +325,18 @@ class _Config:
                 for n in ("width", "layers", "ffn")
             )
             merged = width * int(config.get("spatial_merge_size") or 1) ** 2
-            total += layers * width * (4 * width + 2 * (inner or 4 * width))
-            total += merged * (merged + self.hidden)
+            gated = config.get("hidden_act") == "silu"
+            total += layers * width * (4 * width + (2 + gated) * (inner or 4 * width))
+            mergers = 1 + len(config.get("deepstack_visual_indexes") or ())
+            total += mergers * merged * (merged + self.hidden)
         return total
+
+    def _caching(self, mixers: Sequence[Mixer]) -> Sequence[Mixer]:
+        """Those of layers with a cache of their own; others read one before them, or an image's."""
+        own = mixers[: max(1, self.layers - self.count("num_kv_shared_layers"))]
+        images = self.config.get("cross_attention_layers") or ()
+        own = [each for layer, each in enumerate(own) if layer not in images]
+        return own[:: self.count("cla_share_factor", 1)] if self.config.get("use_cla") else own
 
     def shape(self, weight_bytes: int) -> ModelShape:
         """The whole shape. weight_bytes: of all tensors, 0 if not known."""
@@ -307,6 +344,7 @@ class _Config:
         mixers, mlps = [each for each, _ in kinds], [each for _, each in kinds]
         experts = self.count("experts") if "experts" in mlps else 0
         chosen, tower = min(self.count("chosen"), experts), self.tower_params()
+        chosen = round(chosen * experts / (experts + self.count("zero_expert_num"))) if experts else 0
         tied = self.config.get("tie_word_embeddings", self.family.get("tied") == "1")
         rest = self.vocab * h * (1 if tied else 2)
         rest += sum(mixers.count(m) * self.attention(m) for m in {*mixers} - {"none", "linear"})
@@ -315,7 +353,7 @@ class _Config:
         # Gemma: an embedding of each layer; last layers read the cache of those before them
         looked_up = side * self.layers * self.count("vocab_size_per_layer_input")
         rest += 3 * side * h * self.layers
-        own = mixers[: max(1, self.layers - self.count("num_kv_shared_layers"))]
+        own = self._caching(mixers)
         if self.config.get("use_double_wide_mlp"):
             rest += (self.layers - len(own)) * self.mlp_params("dense", 0)
         of_mlps = [sum(self.mlp_params(each, n) for each in mlps) for n in (experts, chosen)]

@@ -14,12 +14,14 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.hf_config import shape_from_hf_config, spec_from_hf_config
 from lmi_bench.models.planning_config import planning_shape
-from tests.models.public_configs import CONFIGS, PUBLISHED
+from tests.models.public_configs import CONFIGS, MORE_CONFIGS, PUBLISHED
 from tests.models.wrong_values import WRONG
+
+ALL = CONFIGS | MORE_CONFIGS
 
 
 def shape_of(name, **changed):
-    return planning_shape(name, CONFIGS[name] | changed)
+    return planning_shape(name, ALL[name] | changed)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -68,6 +70,43 @@ def test_the_engines_reader_agrees_on_weights_and_cache(name):
 def test_latent_attention_caches_one_vector_a_token_and_layer():
     assert kv_bytes_per_token(shape_of("deepseek-v3")) == 61 * (512 + 64) * 2
     assert kv_bytes_per_token(shape_of("kimi-k2"), tensor_parallel=8) == 61 * 576 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "growing", "layer_bytes"),
+    [
+        ("mamba-codestral-7b", 0, 0),  # its heads are those of the state
+        ("mamba2-2.7b", 0, 0),
+        ("longcat-flash", 2 * 28, 576 * 2),  # two attentions in a layer
+        ("step-3", 61, 2 * 256 * 2),  # one group of keys
+        ("ring-flash-linear-2.0", 4, 2 * 4 * 128 * 2),  # one layer of 8 is not linear
+        ("hunyuan-large", 32, 2 * 8 * 80 * 2),  # two layers share a cache
+        ("llama-3.2-90b-vision", 80, 2 * 8 * 128 * 2),  # 20 layers read images alone
+        ("lfm2-1.2b", 6, 2 * 8 * 64 * 2),
+        ("gemma-3n-e4b", 4, 2 * 2 * 256 * 2),
+    ],
+)
+def test_only_layers_with_a_cache_of_their_own_grow_with_the_context(name, growing, layer_bytes):
+    shape = shape_of(name)
+    assert shape.growing_layers == growing
+    # beyond every window
+    more = kv_bytes_per_sequence(shape, 9_000) - kv_bytes_per_sequence(shape, 8_000)
+    assert more == growing * layer_bytes * 1000
+
+
+def test_a_stated_length_of_the_model_counts_before_that_of_its_positions():
+    """As in vLLM: Command R+ has 8,192 positions in its file and is served up to 131,072."""
+    assert shape_of("command-r-plus").max_positions == 131_072
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["BertForMaskedLM", "XLMRobertaModel", "ModernBertForMaskedLM", "Qwen3ForSequenceClassification", "CLIPModel"],
+)
+def test_a_model_that_embeds_or_ranks_is_refused(architecture):
+    config = ALL["qwen2.5-vl-7b"] | {"model_type": "qwen3", "architectures": [architecture]}
+    with pytest.raises(InputError, match=f"'m' is a {architecture}, which generates no text"):
+        planning_shape("m", config)
 
 
 def test_a_hybrid_caches_its_full_layers_and_keeps_a_constant_state():
@@ -300,12 +339,17 @@ def places(config, before=()):
             yield from places(value, (*before, key))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+USUAL = {path[-1] for config in CONFIGS.values() for path in places(config)}
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_whatever_a_key_holds_the_file_is_read_or_refused_in_one_line(name):
     refusals = []
-    for path in places(CONFIGS[name]):
+    for path in places(ALL[name]):
+        if name in MORE_CONFIGS and path[-1] in USUAL:
+            continue
         for value in WRONG:
-            config = copy.deepcopy(CONFIGS[name])
+            config = copy.deepcopy(ALL[name])
             inner = config
             for key in path[:-1]:
                 inner = inner[key]
@@ -314,7 +358,7 @@ def test_whatever_a_key_holds_the_file_is_read_or_refused_in_one_line(name):
                 planning_shape(name, config)
             except InputError as exc:
                 refusals.append(str(exc))
-    assert refusals
+    assert refusals or name in MORE_CONFIGS
     assert not any("\n" in each for each in refusals)
 
 
