@@ -118,7 +118,7 @@ def test_an_unknown_model_names_the_nearest_ones():
 
 
 def test_an_unknown_instance_names_the_nearest_ones():
-    with pytest.raises(InputError, match=r"nearest: ml\.g5\.2xlarge"):
+    with pytest.raises(InputError, match=r"nearest: .*ml\.g5\.2xlarge"):
         find_instance("g5.2xlrge")
 
 
@@ -156,8 +156,25 @@ def test_an_empty_price_stays_unknown():
     assert len(empty) >= 10
 
 
+@pytest.mark.parametrize(
+    ("name", "devices", "mib", "host", "usd"),
+    [
+        ("g5g.xlarge", 1, 15_360, "arm64", 0.42),
+        ("g5g.metal", 2, 15_360, "arm64", 2.744),
+        ("g6f.large", 1, 2_861, "x86_64", 0.202),
+        ("gr6f.4xlarge", 1, 11_444, "x86_64", 1.066),
+    ],
+)
+def test_machines_of_ec2_alone_have_their_devices_and_prices(name, devices, mib, host, usd):
+    machine = find_instance(name)
+    device = machine.accelerator
+    assert (machine.num_accelerators, device.memory_bytes, device.host) == (devices, mib * 2**20, host)
+    assert (machine.ec2_price_usd_per_hour, machine.has_endpoints) == (usd, False)
+
+
 def test_an_unknown_figure_of_a_device_stays_unknown():
     assert find_accelerator("RTX-PRO-4500-Server").bandwidth_bytes_per_s is None
+    assert find_instance("g6f.xlarge").accelerator.bandwidth_bytes_per_s is None
 
 
 @pytest.mark.parametrize(
