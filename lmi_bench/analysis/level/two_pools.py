@@ -118,6 +118,27 @@ class TwoPools:
         wait_s = users / top.rate_per_s - (output - 1) * top.tpot_s
         return PoolPoint(top.rate_per_s, wait_s, top.tpot_s, top.batch, top.prefill_load)
 
+    def binding(self, point: PoolPoint) -> str:
+        """What takes most of a request's time: pool_link, a limit of the decode workers, or the
+        part of a step that binds."""
+        if point.batch >= _FULL * self.decode.slots:
+            return self.decode.limiting_part(point.batch)
+        prompt_s = self.prefill.prompt_step_s
+        queue_s = max(0.0, point.ttft_s - self.overhead_s - prompt_s - self.transfer_s)
+        for_link = math.isclose(self.prompts_per_s, self.prefill_workers * self.links / self.transfer_s)
+        seconds = {
+            "pool_link": self.transfer_s + queue_s * for_link,
+            "prefill": prompt_s + queue_s * (not for_link),
+            "decode": (self.decode.output_tokens - 1) * point.tpot_s,
+        }
+        most = max(seconds, key=lambda part: seconds[part])
+        if most == "pool_link":
+            return most
+        worker = self.prefill if most == "prefill" else self.decode
+        shape = worker.prompt_shape() if most == "prefill" else worker.decode_shape(point.batch)
+        spent_s = worker.model.explain(shape).seconds_by_limit()
+        return max(spent_s, key=lambda part: spent_s[part])
+
     def at_rate(self, rate_per_s: float) -> PoolPoint | None:
         """An open loop; None where the pools cannot keep up."""
         top = self.most

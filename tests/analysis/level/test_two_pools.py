@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from lmi_bench.analysis.level.cells import capacity_tokens_per_s, pools_of, predict_cell
+from lmi_bench.analysis.level.cells import capacity_tokens_per_s, pools_of, predict_cell, regime_of
 from lmi_bench.analysis.level.simulator import Pool
 from lmi_bench.analysis.level.two_pools import simulate_pools
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
@@ -189,6 +189,17 @@ def test_the_closed_form_agrees_with_the_simulation(users, prompt, link):
     ) / len(records)
     assert predicted.throughput_tokens_per_s == pytest.approx(tokens / wall_s, rel=0.12)
     assert predicted.tpot_mean_s == pytest.approx(tpot_s, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("users", "link", "binds"),
+    [(1, 50e9, "bandwidth"), (1, 1e7, "pool_link"), (64, 1e8, "pool_link"), (400, 50e9, "compute")],
+)
+def test_what_binds_is_where_most_of_a_request_s_time_goes(users, link, binds):
+    """Decode steps of a lone request; caches on a slow link; 400 users wait for prompts."""
+    level = cell(users, prompt=8000)
+    level = replace(level, prefill=replace(level.prefill, link_bytes_per_s=link))
+    assert regime_of(GRAPH_GPU_PRIOR, level, predict_cell(GRAPH_GPU_PRIOR, level)) == binds
 
 
 def test_more_prefill_workers_raise_a_rate_that_prompts_limit():
