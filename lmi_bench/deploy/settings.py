@@ -108,7 +108,7 @@ class Stated(Settings):
     max_model_len  Maximum length of a request and its answer in tokens.
     typical_tokens  Expected length of a request and its answer in tokens, for the number of
         sequences.
-    max_input_tokens  Maximum prompt length in tokens.
+    max_input_tokens  Maximum prompt length in tokens (TGI and TensorRT-LLM).
     max_batch  Maximum sequences in a batch.
     goal  Goal: throughput, or latency of one request at a time.
     draft  Speculative decoding: ngram, or a smaller model's Hub id, s3:// prefix or folder.

@@ -206,6 +206,10 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
         profile = measured if measured.name == profile.name else profile
     listener.note(f"memory as in the profile {profile.label}; --profile names another")
     stated, weights = settings.stated, server.model_data_uri or server.model_id
+    if stated.max_input_tokens and server.kind != "tgi" and (image is None or image.family != "trtllm"):
+        raise InputError(
+            f"--max-input-tokens: {server.kind} limits a prompt and its answer together: use --max-model-len"
+        )
     if saved:
         for text in saved.answer.caveats:
             listener.note(f"in the recommendation {text}")

@@ -272,7 +272,9 @@ def test_without_a_workload_a_prompt_may_fill_the_context_but_for_a_typical_answ
 def test_what_a_server_cannot_do_is_refused_where_it_is_stated(tmp_path):
     def write(server, **layout):
         place = {"model": "qwen3-8b", "instance": "ml.g6e.xlarge", "stated": Stated(**layout)}
-        settings = DeploySettings(out=tmp_path / "o", **place, server=server)
+        settings = DeploySettings(
+            out=tmp_path / f"{server.kind}{len(list(tmp_path.iterdir()))}", **place, server=server
+        )
         plan, _ = write_deployment(settings)
         return plan
 
@@ -282,6 +284,11 @@ def test_what_a_server_cannot_do_is_refused_where_it_is_stated(tmp_path):
     with pytest.raises(InputError, match="only LMI downloads from S3; with --model-data"):
         Server("vllm", model_id="s3://bucket/weights/")
     assert write(Server("tgi"), draft="ngram").draft == "ngram"
+    for server in (Server("lmi"), Server("vllm"), Server("sglang", platform="kubernetes")):
+        with pytest.raises(InputError, match=r"--max-input-tokens: \w+ limits a prompt and its answer together"):
+            write(server, max_input_tokens=512)
+    for server in (Server("tgi"), Server("lmi", image="0.33.0-tensorrtllm0.21.0-cu128")):
+        assert write(server, max_input_tokens=512).limits.max_input_tokens == 512
 
 
 def test_the_memory_is_that_of_the_servers_version():
