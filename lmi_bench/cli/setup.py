@@ -25,7 +25,7 @@ _TABLES: Final = {
     "accelerators": "List the accelerators: memory, bandwidth and dense peaks; the smallest first.",
     "prices": "List the on-demand prices of a machine with region and date; the cheapest first.",
     "images": "List the container images by family and date.",
-    "profiles": "List the engine profiles: what each was fitted on; priors were not fitted.",
+    "profiles": "List the engine profiles: what each was fitted on; or the constants of the one named.",
 }
 _GIVE_WAY: Final = (
     "network Gbit/s",
@@ -129,7 +129,7 @@ def _lister(name: str) -> Callable[..., None]:
         texts = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
         give_way = [column for column in _GIVE_WAY if column not in texts[:1]]
         long = ("family", "tag", "address")  # of an image
-        title = f"{name.capitalize()}: {len(rows)}"
+        title = f"Constants of {settings.text}" if "constant" in texts else f"{name.capitalize()}: {len(rows)}"
         print_table(title, rows, left=long, whole=texts, give_way=give_way)
         say(*(f"[{number}] {source or 'not stated'}" for number, source in enumerate(sources, 1)))
         if not rows:

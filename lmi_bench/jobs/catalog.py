@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.analysis.fit.uncertainty import Z80
 from lmi_bench.analysis.model.measured_level import marks_of
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile
 from lmi_bench.catalog.accelerators import all_accelerators
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE, FreshPrice, save_fresh_prices
 from lmi_bench.catalog.instances import all_instances
@@ -54,6 +57,9 @@ def catalog_table(name: str, settings: CatalogSettings) -> tuple[list[Row], str]
 
     Returns rows with the same keys, units in the keys, and a warning about them, or no text.
     """
+    profiles = kept_profiles() | SHIPPED
+    if name == "profiles" and settings.text.lower() in profiles:
+        return [*_constants(profiles[settings.text.lower()])], ""
     if name == "images":
         rows = [*_images(settings.region)]
         settings = replace(settings, region=None)
@@ -127,6 +133,17 @@ def _profiles() -> Iterator[Row]:
             "devices": ", ".join(profile.accelerators) or f"any of {', '.join(profile.vendors)}",
             "models": ", ".join(profile.models) or "any",
         }
+
+
+def _constants(profile: EngineProfile) -> Iterator[Row]:
+    """The constants of one profile, each with its 80 % interval."""
+    for name in PARAMETER_NAMES:
+        value, sd = getattr(profile.parameters, name), Z80 * profile.log_sd.get(name, 0.0)
+        ends = value * math.exp(-sd), value * math.exp(sd)
+        if (limit := profile.up_to.get(name)) is not None:
+            ends = max(0.0, value - sd * limit), value + sd * limit
+        value, low, high = (float(f"{each:.4g}") for each in (value, *ends))
+        yield {"constant": name, "value": value, "low": low, "high": high, "source": profile.fitted_on}
 
 
 def _prices() -> Iterator[Row]:

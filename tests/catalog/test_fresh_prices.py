@@ -11,6 +11,7 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog import fresh_prices
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.catalog.prices import on_platform
@@ -253,6 +254,17 @@ def test_a_table_has_the_rows_asked_for_in_order_with_a_source(name, settings, f
     values = [row[sorted_by] for row in rows]
     assert values == sorted(values)
     assert all(row["source"] for row in rows)
+
+
+def test_a_profile_s_name_shows_its_constants_with_their_intervals():
+    """tgi-2023: reads at 0.78 of the bandwidth; of the time of a prompt's token a limit is known."""
+    rows, _ = catalog_table("profiles", CatalogSettings("TGI-2023"))
+    shown = {row["constant"]: row for row in rows}
+    bandwidth, prompt = shown["bandwidth_share"], shown["host_per_prompt_token_s"]
+    assert bandwidth["value"] == pytest.approx(TGI_2023.parameters.bandwidth_share, rel=1e-3)
+    assert bandwidth["high"] / bandwidth["value"] == pytest.approx(bandwidth["value"] / bandwidth["low"], rel=1e-3)
+    assert prompt["low"] == 0 < prompt["high"] < TGI_2023.up_to["host_per_prompt_token_s"]
+    assert {row["source"] for row in rows} == {TGI_2023.fitted_on}
 
 
 def test_a_filter_that_a_table_does_not_have_is_refused():
