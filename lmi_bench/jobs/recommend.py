@@ -170,6 +170,9 @@ def with_images(settings: RecommendSettings, request: RecommendRequest) -> tuple
 def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
     load, shape = _load(settings, basis), basis.workload.shape
+    machines = planned.repriced(basis.instances, settings.price_list)
+    if (gbps := settings.network_gbps) is not None:
+        machines = tuple(replace(each, network_bits_per_s=gbps * 1e9 * each.num_accelerators) for each in machines)
     return RecommendRequest(
         workload=planned.with_prefix_hits(basis.workload, settings, load),
         profile=basis.profile,
@@ -177,7 +180,7 @@ def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
         load=load,
         slos=tuple(parse_slo(text) for text in settings.slo or basis.slos),
         objective=cast("Objective", settings.objective),
-        instances=planned.repriced(basis.instances, settings.price_list),
+        instances=machines,
         degrees=settings.tensor_parallel or None,
         blended_ratio=settings.blended_ratio,
         discount=settings.discount,

@@ -68,6 +68,24 @@ def test_a_copy_spans_machines_where_none_holds_it_alone():
     assert alone.answer.recommended is None
 
 
+def test_a_stated_network_counts_for_copies_that_span_machines():
+    """A p5.48xlarge has 400 Gbit/s for each device."""
+    asked = RecommendSettings(
+        model="llama-3.1-70b",
+        instance=("ml.p5.48xlarge",),
+        tensor_parallel=(16,),
+        input_tokens=1000,
+        output_tokens=50,
+        axes=AxisSettings(hosts="2"),
+        profile="vllm",
+    )
+    answers = [recommend(replace(asked, network_gbps=gbps)).answer for gbps in (None, 400.0, 20.0)]
+    own, same, slow = (each.recommended.figures["capacity_rate_per_s"].value for each in answers)
+    assert own == same > 1.5 * slow
+    with pytest.raises(InputError, match="--network-gbps is between machines: add --hosts or --disaggregate"):
+        replace(asked, axes=AxisSettings(), network_gbps=20.0)
+
+
 def test_a_portfolio_leaves_out_machines_that_no_image_runs_on(tmp_path):
     """GB200's hosts are arm64: no SageMaker image of vLLM runs there."""
     file = tmp_path / "models.yaml"

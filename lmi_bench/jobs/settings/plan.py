@@ -34,7 +34,6 @@ class PredictSettings(Settings):
     dp_attention  Data-parallel attention: each device has its own sequences and their cache.
     pp  Pipeline stages, of --tp devices each.
     hosts  Machines that one copy spans.
-    network_gbps  Network between machines in Gbit/s for each device.
     disaggregate  Workers that compute prompts, and workers that decode, such as 1:3.
     prefill_tp  Tensor-parallel degree of the workers that compute prompts.
     """
@@ -68,7 +67,7 @@ class PredictSettings(Settings):
     dp_attention: bool = option(value=False, group=planning.ENGINE)
     pp: int = option(value=1, must="at least 1", group=planning.ENGINE)
     hosts: int = option(value=1, must="at least 1", group=planning.ENGINE)
-    network_gbps: float | None = option(default="that of the machine, or 400", must="above 0", group=planning.ENGINE)
+    network_gbps: float | None = option(planning.NETWORK_GBPS, must="above 0")
     disaggregate: str | None = option(metavar="P:D", group=planning.ENGINE)
     prefill_tp: int | None = option(default="--tp", must="at least 1", group=planning.ENGINE)
     kv_tokens: int | None = option(planning.KV_TOKENS)

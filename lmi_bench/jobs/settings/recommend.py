@@ -93,6 +93,7 @@ class RecommendSettings(Settings):
     portfolio: Path | None = option(metavar="FILE.yaml", group=planning.WORKLOAD)
     axes: AxisSettings = field(default_factory=AxisSettings)
     disaggregate: bool = option(value=False, group=planning.ENGINE, rare=True)
+    network_gbps: float | None = option(planning.NETWORK_GBPS, must="above 0", rare=True)
     rate: float | None = option(group=planning.LOAD, must="above 0 req/s")
     users: int | None = option(group=planning.LOAD, must="at least 1")
     think_time: float | None = option(group=planning.LOAD, must="0 s or more")
@@ -133,6 +134,8 @@ class RecommendSettings(Settings):
             raise InputError("--kv-tokens is of one layout: give one --instance and one --tp")
         if self.prefix_hit and (self.describes_prompts or self.workload is not None):
             raise InputError("--prefix-hit states what would be simulated: leave one of them out")
+        if self.network_gbps is not None and not (self.axes.hosts or self.disaggregate):
+            raise InputError("--network-gbps is between machines: add --hosts or --disaggregate")
         if self.portfolio is None:
             return
         other = [
