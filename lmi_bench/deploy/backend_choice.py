@@ -14,7 +14,6 @@ from lmi_bench.deploy.images import machine_problem
 from lmi_bench.models.shape import ModelShape, possible_degrees
 
 CHOSEN, POSSIBLE, OUT = "chosen", "possible", "out"
-_WITHOUT_BFLOAT16: Final = ("T4", "V100")  # below compute capability 8.0
 
 TENSORRT_JIT_0_26: Final = (
     *("baichuan", "chatglm", "gpt2", "gptj", "internlm", "mistral", "mixtral", "qwen"),
@@ -61,7 +60,7 @@ def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> lis
         if era not in row["eras"] or vendor not in row["vendors"] or not holds[row["when"]]:
             continue
         reason = row["reason"].format(accelerator=accelerator)
-        if row["backend"] == "vLLM" and accelerator in _WITHOUT_BFLOAT16:
+        if row["backend"] == "vLLM" and (instance.accelerator.compute_capability or 8.0) < 8.0:
             reason += f"; {accelerator} has no bfloat16: option.dtype=fp16"
         verdict = BackendVerdict(row["backend"], row["verdict"], reason, row["settings"])
         problem = machine_problem({_ENGINES[verdict.backend]}, instance)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from lmi_bench.analysis.model.capacity import WITHOUT_FLOAT16
 from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
@@ -29,11 +30,6 @@ _ARGUMENT_OF: Final = {
     "option.max_rolling_batch_prefill_tokens": "option.max_num_batched_tokens",
 }
 """LMI's own names of vLLM's arguments."""
-WITHOUT_FLOAT16: Final = (
-    *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-    *("Glm4ForCausalLM", "Plamo2ForCausalLM"),
-)
-"""Architectures that vLLM refuses in float16, where they overflow (its `config/model.py`)."""
 _NEAR_MISS, _NEAR = 0.85, 0.75  # where the engine's arguments are known, and where not
 _WITHOUT_VLLM: Final = ("trtllm", "deepspeed", "tnx", "scheduler")
 _JAVA_ENGINES: Final = ("rust", "onnxruntime", "pytorch")

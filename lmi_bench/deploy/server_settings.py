@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lmi_bench.analysis.fleet.start_up import loads_in_parallel
+from lmi_bench.analysis.model.capacity import WITHOUT_FLOAT16
 from lmi_bench.analysis.model.memory import weight_bytes
 from lmi_bench.analysis.model.setup import OWN_LAYER
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import CapacityError, InputError
-from lmi_bench.deploy.checks import WITHOUT_FLOAT16, era_of
+from lmi_bench.deploy.checks import era_of
 from lmi_bench.deploy.engine_arguments import engine_arguments, version_key
 from lmi_bench.deploy.images import Image
 from lmi_bench.deploy.plan import NGRAM, DeploymentPlan
@@ -241,14 +242,12 @@ def served_dtype(plan: DeploymentPlan, *, knows_auto: bool = True) -> str | None
 
     knows_auto  True if the server finds the checkpoint's type by itself, as `auto`
 
-    Raises InputError for a type that the engine refuses for this model, or the device lacks.
+    Raises InputError for a type that the engine refuses for this model.
     """
     shape, dtype, device = plan.setup.shape, plan.setup.dtype, plan.setup.instance.accelerator
     capability, is_wide = device.compute_capability, dtype in ("bfloat16", "float32")
     is_stated = is_wide or (dtype == _USUAL and plan.weights.stated_dtype)
     has_bfloat16 = capability is None or capability >= _BFLOAT16_SINCE
-    if dtype == "bfloat16" and not has_bfloat16:
-        raise InputError(f"{device.name} has no bfloat16: leave out --dtype, or take a newer GPU")
     if shape.architecture in WITHOUT_FLOAT16 and (is_stated or not has_bfloat16) and not is_wide:
         advice = "leave out --dtype"
         if not has_bfloat16:

@@ -57,9 +57,8 @@ def catalog_table(name: str, settings: CatalogSettings) -> tuple[list[Row], str]
 
     Returns rows with the same keys, units in the keys, and a warning about them, or no text.
     """
-    profiles = kept_profiles() | SHIPPED
-    if name == "profiles" and settings.text.lower() in profiles:
-        return [*_constants(profiles[settings.text.lower()])], ""
+    if name == "profiles" and (one := (kept_profiles() | SHIPPED).get(settings.text.lower())):
+        return [*_constants(one)], ""
     if name == "images":
         rows = [*_images(settings.region)]
         settings = replace(settings, region=None)
@@ -140,7 +139,7 @@ def _constants(profile: EngineProfile) -> Iterator[Row]:
     for name in PARAMETER_NAMES:
         value, sd = getattr(profile.parameters, name), Z80 * profile.log_sd.get(name, 0.0)
         ends = value * math.exp(-sd), value * math.exp(sd)
-        if (limit := profile.up_to.get(name)) is not None:
+        if limit := profile.up_to.get(name):
             ends = max(0.0, value - sd * limit), value + sd * limit
         value, low, high = (float(f"{each:.4g}") for each in (value, *ends))
         yield {"constant": name, "value": value, "low": low, "high": high, "source": profile.fitted_on}

@@ -207,9 +207,7 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
     listener.note(f"memory as in the profile {profile.label}; --profile names another")
     stated, weights = settings.stated, server.model_data_uri or server.model_id
     if stated.max_input_tokens and server.kind != "tgi" and (image is None or image.family != "trtllm"):
-        raise InputError(
-            f"--max-input-tokens: {server.kind} limits a prompt and its answer together: use --max-model-len"
-        )
+        raise InputError(f"--max-input-tokens: {server.kind} limits prompt and answer together: use --max-model-len")
     if saved:
         for text in saved.answer.caveats:
             listener.note(f"in the recommendation {text}")

@@ -24,19 +24,10 @@ Mixer = Literal["full", "sliding", "linear", "none"]
 Mlp = Literal["dense", "experts", "none"]
 
 # a word of a layer's type, the first that occurs; in Nemotron's files a layer is a mixer or an MLP
-_MIXERS: Final[Mapping[str, Mixer]] = {
-    "linear": "linear",
-    "mamba": "linear",
-    "recurrent": "linear",
-    "conv": "linear",
-    "M": "linear",
-    "sliding": "sliding",
-    "chunk": "sliding",
-    "local": "sliding",
-    "moe": "none",
-    "mlp": "none",
-    "-": "none",
-    "E": "none",
+_MIXERS: Final[Mapping[Mixer, Sequence[str]]] = {
+    "linear": ("linear", "mamba", "recurrent", "conv", "M"),
+    "sliding": ("sliding", "chunk", "local"),
+    "none": ("moe", "mlp", "-", "E"),
 }
 _ALONE: Final[Mapping[str, Mlp]] = {"-": "dense", "mlp": "dense", "E": "experts", "moe": "experts"}
 _POSITIONS: Final = 131_072  # where the config states no length
@@ -45,9 +36,8 @@ _FULL_BYTES: Final = 4  # of a recurrent state's value, unless the config says a
 _KEYS: Final = {row["figure"]: row["keys"].split() for row in read_table("config_keys.csv")}
 _FAMILIES: Final = {row["model_type"]: row for row in read_table("families.csv")}
 _OF_OTHER_WORK: Final = re.compile(
-    r".*For(MaskedLM|PreTraining|CTC|MultipleChoice|\w*Classification|QuestionAnswering|\w*Retrieval)"
-    r"|(\w*(Bert|Roberta|CLIP|Siglip)|MPNet|T5Encoder|ViT)\w*Model",
-    re.IGNORECASE,
+    r"(?i).*For(MaskedLM|PreTraining|CTC|MultipleChoice|\w*Classification|QuestionAnswering|\w*Retrieval)"
+    r"|(\w*(Bert|Roberta|CLIP|Siglip)|MPNet|T5Encoder|ViT)\w*Model"
 )
 
 
@@ -117,8 +107,7 @@ class _Config:
         self.hidden, self.vocab = self.count("hidden"), self.count("vocab")
         if self.layers > MOST_LAYERS:
             raise InputError(f"model {name!r}: {self.layers} layers are more than {MOST_LAYERS}")
-        found = {"layers": self.layers, "hidden": self.hidden, "vocab": self.vocab}
-        if missing := [_keys(figure)[0] for figure, value in found.items() if not value]:
+        if missing := [_keys(figure)[0] for figure in ("layers", "hidden", "vocab") if not getattr(self, figure)]:
             raise _UnsizedError(
                 f"model {name!r}: config.json has no {', '.join(missing)}: add these keys, or give "
                 "a folder with the model's safetensors"
@@ -126,10 +115,12 @@ class _Config:
         self.blocks = [each for each in self.listed("blocks") if isinstance(each, Mapping)]
         self.heads = self.count("heads") or self.count("state_heads") or max(1, self.hidden // 128)
         self.head_dim = self.count("head_dim") or max(1, self.hidden // self.heads)
-        self.config |= {**self._of_blocks(), **self._rounded_ffn()}
-        self.matrices = int(self.family.get("matrices") or 3)
-        if "relu2" in (inner.get("mlp_hidden_act"), inner.get("hidden_act")):
-            self.matrices = 2
+        self.config |= self._of_blocks()
+        if inner.get("block_auto_adjust_ff_dim"):  # LFM2: two thirds of it, rounded up
+            step = self.count("block_multiple_of", 256)
+            self.config[_keys("ffn")[0]] = step * math.ceil(int(2 * self.count("ffn") / 3) / step)
+        squares = "relu2" in (inner.get("mlp_hidden_act"), inner.get("hidden_act"))
+        self.matrices = 2 if squares else int(self.family.get("matrices") or 3)
 
     def count(self, figure: str, default: int = 0) -> int:
         """The whole number of a figure, of a list the largest; the default without one."""
@@ -161,14 +152,6 @@ class _Config:
         ffn = max(1, round(width / len(self.blocks)))
         return {_keys("kv_heads")[0]: kv_heads, _keys("ffn")[0]: ffn}
 
-    def _rounded_ffn(self) -> Mapping[str, int]:
-        """LFM2 states an MLP's inner size before two thirds of it are rounded up."""
-        if not self.config.get("block_auto_adjust_ff_dim"):
-            return {}
-        width = int(2 * self.count("ffn") / 3) * float(self.config.get("block_ffn_dim_multiplier") or 1)
-        step = self.count("block_multiple_of", 256)
-        return {_keys("ffn")[0]: step * math.ceil(int(width) / step)}
-
     def kinds(self) -> list[tuple[Mixer, Mlp]]:
         """Mixer and MLP of every layer."""
         types = self.listed("layer_types")
@@ -183,7 +166,7 @@ class _Config:
             return "none" if own.get("no_op") or own.get("replace_with_linear") else "full"
         if types := self.listed("layer_types"):  # of RecurrentGemma a pattern that repeats
             kind = str(types[layer % len(types)])
-            return next((k for word, k in _MIXERS.items() if word in kind), "full")
+            return next((k for k, words in _MIXERS.items() if any(word in kind for word in words)), "full")
         own, indices = config.get("linear_attn_config"), self.listed("attention_at")
         full: object = True
         if isinstance(own, Mapping) and own.get("full_attn_layers"):
@@ -192,10 +175,8 @@ class _Config:
             full = kinds[layer]
         elif indices:
             full = layer in indices
-        elif every := self.count("attn_layer_period"):
-            full = layer % every == self.count("attn_layer_offset")
         elif every := self.count("full_interval"):
-            full = (layer + 1) % every == 0
+            full = layer % every == config.get("attn_layer_offset", every - 1)
         elif self.count("state_size") and not self.count("heads"):
             full = False
         if not full:
@@ -317,9 +298,7 @@ class _Config:
     def tower_params(self) -> int:
         """Parameters of encoders of images and sound, by their layers."""
         total = self.count("encoder_params")
-        for config in self.towers:
-            if not isinstance(config, Mapping):
-                continue
+        for config in (each for each in self.towers if isinstance(each, Mapping)):
             width, layers, inner = (
                 next((v for k in _keys(f"tower_{n}") if type(v := config.get(k)) is int), 0)
                 for n in ("width", "layers", "ffn")

@@ -50,7 +50,9 @@ def test_a_compiled_backend_names_the_gpu_it_is_compiled_for():
 
 
 def test_a_gpu_without_bfloat16_is_told():
-    assert "has no bfloat16" in verdict("vLLM", "llama-2-7b", "ml.g4dn.12xlarge", "C").reason
+    for machine in ("ml.g4dn.12xlarge", "p3dn.24xlarge"):
+        assert "has no bfloat16" in verdict("vLLM", "llama-2-7b", machine, "B").reason
+    assert "bfloat16" not in verdict("vLLM", "llama-2-7b", "ml.g5.12xlarge", "B").reason
 
 
 @pytest.mark.parametrize(

@@ -376,9 +376,8 @@ def regime_of(profile: EngineProfile, cell: MeasuredLevel, predicted: CellPredic
     """What limits the cell: kv_memory, batch_limit, pool_link, or the step's part that binds."""
     if cell.prefill is not None:
         pools, rate_per_s = pools_of(profile, cell), cell.rate_per_s
-        if rate_per_s is None:
-            return pools.binding(pools.with_users(cell.concurrency))
-        return pools.binding(pools.at_rate(rate_per_s) or pools.most)
+        point = pools.at_rate(rate_per_s) if rate_per_s else pools.with_users(cell.concurrency)
+        return pools.binding(point or pools.most)
     users = cell.concurrency / cell.replicas
     waiting = users > predicted.peak_sequences
     if cell.rate_per_s is not None:

@@ -119,23 +119,19 @@ class TwoPools:
         return PoolPoint(top.rate_per_s, wait_s, top.tpot_s, top.batch, top.prefill_load)
 
     def binding(self, point: PoolPoint) -> str:
-        """What takes most of a request's time: pool_link, a limit of the decode workers, or the
-        part of a step that binds."""
+        """What takes most of a request's time: the link, decode's limit, or a part of steps."""
         if point.batch >= _FULL * self.decode.slots:
             return self.decode.limiting_part(point.batch)
-        prompt_s = self.prefill.prompt_step_s
-        queue_s = max(0.0, point.ttft_s - self.overhead_s - prompt_s - self.transfer_s)
+        prompt_s, decode_s = self.prefill.prompt_step_s, (self.decode.output_tokens - 1) * point.tpot_s
+        first_s = point.ttft_s - self.overhead_s
+        # prompts queue for the slower of the workers and their links
         for_link = math.isclose(self.prompts_per_s, self.prefill_workers * self.links / self.transfer_s)
-        seconds = {
-            "pool_link": self.transfer_s + queue_s * for_link,
-            "prefill": prompt_s + queue_s * (not for_link),
-            "decode": (self.decode.output_tokens - 1) * point.tpot_s,
-        }
-        most = max(seconds, key=lambda part: seconds[part])
-        if most == "pool_link":
-            return most
-        worker = self.prefill if most == "prefill" else self.decode
-        shape = worker.prompt_shape() if most == "prefill" else worker.decode_shape(point.batch)
+        link_s = first_s - prompt_s if for_link else self.transfer_s
+        if link_s > max(decode_s, first_s - link_s):
+            return "pool_link"
+        decodes = decode_s > first_s - link_s
+        worker = self.decode if decodes else self.prefill
+        shape = worker.decode_shape(point.batch) if decodes else worker.prompt_shape()
         spent_s = worker.model.explain(shape).seconds_by_limit()
         return max(spent_s, key=lambda part: spent_s[part])
 

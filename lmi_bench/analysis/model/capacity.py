@@ -22,7 +22,12 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.models.shape import ModelShape, possible_degrees, tensor_parallel_problem
 
-_SINCE: Final = {"mxfp4": 8.0, "nvfp4": 7.5, "float8": 7.5}
+WITHOUT_FLOAT16: Final = (
+    *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    *("Glm4ForCausalLM", "Plamo2ForCausalLM"),
+)
+"""Architectures that vLLM refuses in float16, where they overflow (its `config/model.py`)."""
+_SINCE: Final = {"mxfp4": 8.0, "nvfp4": 7.5, "float8": 7.5, "bfloat16": 8.0}
 """The least compute capability of a format's kernels: vLLM 0.32, get_min_capability."""
 _ACTIVATION_BYTES, _LOGIT_BYTES = 2, 4
 
@@ -154,15 +159,14 @@ def scheduler_config_for(
 
 def scheduler_with(profile: EngineProfile, cache_tokens: float, max_total_tokens: int) -> SchedulerConfig:
     """The profile's scheduler over a cache that holds at least one request."""
+    tokens = profile.max_prefill_tokens
     return SchedulerConfig(
         num_blocks=max(math.floor(cache_tokens / profile.block_size), math.ceil(max_total_tokens / profile.block_size)),
         block_size=profile.block_size,
         max_model_len=max_total_tokens,
         kv_layout=profile.kv_layout,
         max_rolling_batch_size=profile.max_batch_size,
-        max_rolling_batch_prefill_tokens=(
-            profile.max_prefill_tokens if profile.chunked_prefill else max(profile.max_prefill_tokens, max_total_tokens)
-        ),
+        max_rolling_batch_prefill_tokens=tokens if profile.chunked_prefill else max(tokens, max_total_tokens),
         chunked_prefill=profile.chunked_prefill,
         max_waiting_tokens=0 if profile.chunked_prefill else profile.max_waiting_tokens,
         waiting_served_ratio=profile.waiting_served_ratio,
@@ -241,13 +245,10 @@ def check_devices(setup: Setup) -> None:
 def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
     """The step-time model of one copy, without speculation; raises InputError if impossible."""
     check_devices(setup)
-    for problem in (
-        device_problem(profile, setup.instance.accelerator),
-        checkpoint_problem(profile, setup.shape, setup.dtype),
-        format_problem(setup.dtype, setup.instance.accelerator),
-    ):
-        if problem is not None:
-            raise InputError(problem)
+    shape, device = setup.shape, setup.instance.accelerator
+    problem = device_problem(profile, device) or checkpoint_problem(profile, shape, setup.dtype)
+    if problem := problem or format_problem(setup.dtype, device, shape.architecture):
+        raise InputError(problem)
     return StepTimeModel(setup, profile)
 
 
@@ -259,8 +260,7 @@ def smallest_degree(setup: Setup, profile: EngineProfile, max_total_tokens: int)
 def _fitting_degrees(setup: Setup, profile: EngineProfile, max_total_tokens: int) -> Iterator[int]:
     for degree in possible_degrees(setup.shape, setup.instance.num_accelerators):
         split = replace(setup, tensor_parallel=degree)
-        lengths = {"input_tokens": max_total_tokens - 1, "output_tokens": 1}
-        if memory_plan_for(split, profile, **lengths).problem is None:
+        if memory_plan_for(split, profile, input_tokens=max_total_tokens - 1, output_tokens=1).problem is None:
             yield degree
 
 
@@ -275,9 +275,12 @@ def device_problem(profile: EngineProfile, accelerator: Accelerator) -> str | No
     return None
 
 
-def format_problem(dtype: str, accelerator: Accelerator) -> str | None:
+def format_problem(dtype: str, accelerator: Accelerator, architecture: str = "") -> str | None:
     """Why engines do not load weights of a format on a device; None if they do."""
-    has, needed = accelerator.compute_capability, _SINCE.get(memory.weight_format(dtype).name, 0.0)
+    name = memory.weight_format(dtype).name
+    if architecture in WITHOUT_FLOAT16 and name != "float32":  # it computes in 16 bits
+        name, dtype = "bfloat16", f"{architecture} overflows in float16: its"
+    has, needed = accelerator.compute_capability, _SINCE.get(name, 0.0)
     if has is None or has >= needed:
         return None
     return f"{dtype} weights need compute capability {needed:g}, {accelerator.name} has {has:g}"

@@ -215,20 +215,14 @@ def kv_bytes_per_sequence(
 
 
 def min_devices(
-    shape: ModelShape,
-    *,
-    memory_bytes: float,
-    batch: int,
-    tokens_per_sequence: float,
-    dtype: str = "float16",
-    most: int = 64,
+    shape: ModelShape, *, memory_bytes: float, batch: int, tokens_per_sequence: float, dtype: str = "float16"
 ) -> int | None:
-    """Fewest devices that fit the weights and the cache of `batch` sequences; None beyond `most`.
+    """Fewest devices that fit the weights and the cache of `batch` sequences; None beyond 64.
 
     Only degrees that divide the heads count.
     """
     weights = weight_bytes(shape, dtype)
-    for devices in range(1, most + 1):
+    for devices in range(1, 65):
         if tensor_parallel_problem(shape, devices) is None:
             cache = kv_bytes_per_sequence(shape, tokens_per_sequence, tensor_parallel=devices)
             if weights / devices + batch * cache <= memory_bytes:

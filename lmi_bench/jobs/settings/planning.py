@@ -54,9 +54,7 @@ TURNS = Option(
 TRACE = Option("Recorded traffic of Azure, Mooncake or Bailian: simulated.", group=WORKLOAD)
 HOST_CACHE = Stated(BatchingFields, ("host_cache_gib", "host_cache_gb_per_s"))
 SEED = Option("Random seed.", group=LOAD, rare=True)
-NETWORK_GBPS = Option(
-    "Network between machines in Gbit/s for each device.", default="that of the machine, or 400", group=ENGINE
-)
+NETWORK_GBPS = Option("Network between machines in Gbit/s for each device.", default="theirs, or 400", group=ENGINE)
 RECOMMENDATION = Option("File written by `recommend --json`.", argument=True, metavar="[REC.json]")
 
 
