@@ -101,6 +101,13 @@ def test_a_trace_is_stretched_to_another_rate(tmp_path):
     assert trace.due_s(2, 2 * trace.rate_per_s) == pytest.approx(2, abs=1e-5)
 
 
+def test_a_trace_that_starts_over_keeps_its_rate(tmp_path):
+    trace = trace_of(tmp_path, AZURE)
+    number = len(trace.requests)
+    gaps_s = [trace.due_s(number + n, 4.0) - trace.due_s(n, 4.0) for n in range(number)]
+    assert gaps_s == pytest.approx([number / 4.0] * number)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -46,6 +46,19 @@ def test_a_conversation_is_planned_with_the_hits_of_the_engines_cache():
     assert fleet.usd_per_1m_input_tokens.cached_share == pytest.approx(hit.value, abs=0.06)
 
 
+def test_a_trace_is_planned_at_a_rate_for_longer_than_it_lasts(tmp_path):
+    """Forty requests whose first block of two is the same: a cache finds 80 of 160 tokens but in the
+    first. They are simulated over and over at 3 req/s, one after the other."""
+    path = tmp_path / "trace.jsonl"
+    equal = {"input_length": 160, "output_length": 4, "block_size": 80}
+    rows = [equal | {"timestamp": 900 * n, "hash_ids": [0, 1 + n]} for n in range(40)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    fleet = best(trace=path, slo=("ttft_p90<=1s",))
+    assert fleet.instances == 1
+    assert fleet.attainment.joint_attainment > 0.99
+    assert fleet.attainment.prefix_hit_share.value == pytest.approx(0.5 * 39 / 40, abs=0.01)
+
+
 def test_what_cannot_be_planned_says_why():
     with pytest.raises(InputError, match="for a --rate, not for --users"):
         recommend(RecommendSettings(model="llama-3.1-8b", turns="4", users=9, think_time=1.0))
