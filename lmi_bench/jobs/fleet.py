@@ -224,6 +224,8 @@ def _played(
         told = None if saved is None else saved.best.figures.get("e2e_p50_ms")
         answer_s = 10.0 if told is None else ms_to_s(told.value)
     arrivals_s = autoscaling.day_arrivals_s(day.load, settings.seed) if recorded_s is None else recorded_s
+    if not len(arrivals_s):
+        raise InputError("no request arrives in the whole day, so there is nothing to play: raise --peak")
     nth = -(-len(arrivals_s) // _MOST_PLAYED)
     if nth > 1:
         listener.note(
@@ -247,7 +249,9 @@ def _played(
             at_start_per_s = float(day.load.rates_at(np.zeros(1))[0])
             machines = policy.within(at_start_per_s / (target if by_rate else target / answer_s))
         router = make_router(settings.router, settings.seed)
-        run = autoscaling.play(arrivals_s, fleet, router, machines=machines, policy=policy, seed=settings.seed)
+        run = autoscaling.play(
+            arrivals_s, fleet, router, machines=machines, policy=policy, seed=settings.seed, until_s=days.DAY_S
+        )
         yield PlayedPolicy(text, replace(run, waits_s=run.waits_s / nth))
 
 

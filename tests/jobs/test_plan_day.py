@@ -100,6 +100,8 @@ def test_a_trace_that_does_not_fit_a_whole_number_of_times_fills_the_day_all_the
     flat = planned.policies[0].played
     assert len(flat.waits_s) == 24 * 60
     assert flat.machine_hours == pytest.approx(24 * planned.plan.flat_machines, rel=0.01)
+    with pytest.raises(InputError, match="no request arrives"):
+        day(peak=1e-9, policy=("hpa",))
 
 
 def test_the_peak_of_a_record_shorter_than_its_window_is_its_rate(tmp_path):

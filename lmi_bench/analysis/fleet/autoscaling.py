@@ -27,6 +27,7 @@ Metric = Literal["rate", "outstanding"]
 _GRID_S, BIN_S = 10.0, 300.0
 _CONVERSATIONS = 1000
 _PROMPT_TOKENS = 64  # of a conversation, enough for a prefix-affine router to know it by
+_AT_LEAST_1 = ("period_s", "out_periods", "in_periods")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class _Policy:
         if not 1 <= self.min_machines <= self.max_machines:
             raise InputError("a policy needs 1 <= min_machines <= max_machines")
         for item in fields(self):
-            value, least = getattr(self, item.name), int(item.name == "period_s")
+            value, least = getattr(self, item.name), int(item.name in _AT_LEAST_1)
             if isinstance(value, int | float) and not least <= value <= 1e9:
                 raise InputError(f"{item.name}={value:g} must be {least} or more, at most 1e9")
 
@@ -63,7 +64,9 @@ class TargetTracking(_Policy):
 
     All of the last `out_periods` means above the target start machines, all of the last
     `in_periods` below `in_share` of it stop some, `delay_s` after their end and after the cooldown
-    of the last change: as many as bring the newest mean, or the low ones' highest, to target.
+    of the last change: as many as bring the newest mean, or the low ones' highest, to target. A
+    start does not wait for the cooldown of a stop. One that wants more than the start before it
+    waits, too, where AWS lets the difference through.
     """
 
     name: ClassVar = "target-tracking"
@@ -75,13 +78,14 @@ class TargetTracking(_Policy):
     scale_out_cooldown_s: float = 300.0
     scale_in_cooldown_s: float = 300.0
 
-    def wanted(self, totals: Sequence[float], machines: int, since_s: float) -> int:
-        """Machines wanted, by the fleet's load in past periods and the time since a change."""
+    def wanted(self, totals: Sequence[float], machines: int, since_s: float, since_start_s: float) -> int:
+        """Machines wanted, by the fleet's load in past periods and the time since a change, and
+        since one that started machines."""
         high = [total / machines for total in totals[-self.out_periods :]]
         low = [total / machines for total in totals[-self.in_periods :]]
         wanted = self.within(totals[-1] / self.target)
         if len(high) == self.out_periods and min(high) > self.target:
-            return max(machines, wanted) if since_s >= self.scale_out_cooldown_s else machines
+            return max(machines, wanted) if since_start_s >= self.scale_out_cooldown_s else machines
         if len(low) == self.in_periods and max(low) < self.in_share * self.target:
             wanted = self.within(max(totals[-self.in_periods :]) / self.target)
             return min(machines, wanted) if since_s >= self.scale_in_cooldown_s else machines
@@ -178,8 +182,12 @@ def play(
     machines: int,
     policy: Policy | None = None,
     seed: int = 0,
+    until_s: float = 0.0,
 ) -> Played:
-    """Serve requests, in order of arrival, from so many machines on; policy None: they stay."""
+    """Serve requests, in order of arrival, from so many machines on; policy None: they stay.
+
+    until_s  the machines are paid until then, or the last arrival if that is later
+    """
     draw = np.random.default_rng(seed)
     number = len(arrivals_s)
     services_s = draw.exponential(fleet.slots / fleet.capacity_per_s, size=number).tolist()
@@ -191,10 +199,12 @@ def play(
             run.advance(run.next_s)
         prompt = range(talks[place], talks[place] + _PROMPT_TOKENS)
         waits_s[place] = run.serve(at_s, service_s, router, prompt)
+    while run.next_s < until_s:
+        run.advance(run.next_s)
     return Played(
         attainment=float((waits_s <= fleet.wait_limit_s).mean()) if number else 1.0,
         waits_s=waits_s,
-        machine_hours=run.paid_s(float(arrivals_s[-1])) / SECONDS_PER_HOUR if number else 0.0,
+        machine_hours=run.paid_s(max([until_s, *arrivals_s[-1:].tolist()])) / SECONDS_PER_HOUR,
         peak_machines=run.peak,
         events=tuple(run.events),
     )
@@ -270,7 +280,8 @@ class _Run:
         machines = len(self._serving) + len(self._coming)
         last_s = self.events[-1][0] if self.events else -math.inf
         if isinstance(policy, TargetTracking):
-            wanted = policy.wanted(totals, machines, now_s - last_s)
+            started_s = next((at_s for at_s, was, after in reversed(self.events) if after > was), -math.inf)
+            wanted = policy.wanted(totals, machines, now_s - last_s, now_s - started_s)
         else:
             while self._wanted and now_s - self._wanted[0][0] >= policy.stabilization_s:
                 self._wanted.popleft()

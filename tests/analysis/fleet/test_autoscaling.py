@@ -131,6 +131,25 @@ def test_target_tracking_waits_for_its_cooldowns():
     assert min(later - sooner for sooner, later in pairwise(times)) >= 300
 
 
+def test_a_start_does_not_wait_for_the_cooldown_of_a_stop():
+    """Two machines of which one is stopped at 960 s, the fifteenth low minute and one for its
+    delay; the load comes back at 900 s, and three high minutes show it at 1,140 s."""
+    arrivals_s = np.concatenate([np.arange(0, 900, 1.0), np.arange(900, 1400, 1 / 20)])
+    fleet = Fleet(capacity_per_s=40.0, slots=10, start_s=60.0)
+    policy = TargetTracking(target=8.0)
+    result = play(arrivals_s, fleet, make_router("least-outstanding"), machines=2, policy=policy)
+    assert result.events == ((960.0, 2, 1), (1140.0, 1, 3))
+
+
+def test_machines_are_paid_after_the_last_request_and_stopped_if_the_policy_says_so():
+    fleet = Fleet(capacity_per_s=10.0, slots=10, start_s=0.0)
+    router, arrivals_s = make_router("least-outstanding"), np.arange(0, 600, 1 / 19)
+    flat = play(arrivals_s, fleet, router, machines=2, until_s=HOUR)
+    assert flat.machine_hours == pytest.approx(2)
+    scaled = play(arrivals_s, fleet, router, machines=2, policy=Hpa(target=10.0), until_s=HOUR)
+    assert scaled.machine_hours == pytest.approx((HOUR + 900) / HOUR, abs=0.02)  # 300 s after 600
+
+
 def test_a_day_has_the_arrivals_of_its_curve():
     curve = shaped("office", peak_per_s=2.0)
     arrivals_s = day_arrivals_s(curve)
@@ -158,6 +177,7 @@ def test_a_load_without_measure_starts_all_machines_that_may_run():
         ("hpa:metric=gpu", "use rate or outstanding"),
         ("hpa:target=-1", "target=-1 must be 0 or more"),
         ("hpa:period_s=0", "period_s=0 must be 1 or more"),
+        ("target-tracking:out_periods=0", "out_periods=0 must be 1 or more"),
         ("hpa:up_percent=1e308", "up_percent=1e[+]308 must be 0 or more, at most 1e9"),
         ("hpa:min_machines=3,max_machines=2", "1 <= min_machines"),
     ],
