@@ -22,7 +22,6 @@ _OF_A_PORTFOLIO: Final = (
     "region",
     "purchase",
     "commit_discount",
-    "committed",
     "availability",
 )
 

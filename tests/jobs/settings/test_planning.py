@@ -38,6 +38,7 @@ ONE = RecommendSettings(
         (RecommendSettings, {"min_throughput": 0.0}, "--min-throughput must be above 0, got 0"),
         (RecommendSettings, {"commit_discount": 1.0}, "at least 0 and below 1, got 1"),
         (RecommendSettings, {"committed": -1}, "--committed must be 0 or more machines, got -1"),
+        (RecommendSettings, {"portfolio": REC, "committed": 3}, "--portfolio takes no --committed"),
         (CalibrateSettings, {"next_levels": -1}, "--next must be 0 or more"),
         (ValidateSettings, {"seed": 3}, "name a table"),
         (ValidateSettings, {"sources": (REC,), "calibrate_cells": -1}, "--calibrate-cells must be"),
