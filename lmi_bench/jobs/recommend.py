@@ -10,7 +10,7 @@ from lmi_bench.analysis.fit import from_run
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, Variation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
 from lmi_bench.analysis.fleet.money import parse_availability
-from lmi_bench.analysis.fleet.pools import PoolsFleet, best_pools
+from lmi_bench.analysis.fleet.pools import PoolsFleet, best_pools, check_pools
 from lmi_bench.analysis.fleet.portfolio import Portfolio, member_of, share_machines
 from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend as rank
@@ -95,6 +95,8 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     basis = basis_of(settings, listener)
     request, without_image = with_images(settings, _request(settings, basis))
     span = None if settings.vary is None else parse_range(settings.vary)
+    if settings.disaggregate:
+        check_pools(request)  # before what takes long
     answer = rank(request, progress=lambda text, share: listener.progress(text, round(100 * share), 100))
     if settings.axes.hosts is None and request.profile.name.lower() in SPLITTING_ENGINES:
         request, answer = _over_hosts(request, answer, listener)

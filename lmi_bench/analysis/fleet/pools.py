@@ -27,7 +27,7 @@ from lmi_bench.analysis.model.setup import ROUTED_S, PrefillPool, pools_bytes_pe
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.load import Load
-from lmi_bench.core.units import MS_PER_S
+from lmi_bench.core.units import HOURS_PER_MONTH, MS_PER_S, SECONDS_PER_HOUR
 from lmi_bench.core.workload import LevelSpec
 
 _MOST_WORKERS, _HALVINGS = 4, 40  # times those that the rate needs
@@ -105,7 +105,8 @@ class _Pair:
         if steady.decode_step_s(batch) > limit_s:
             batch, _ = bisect(lambda b: steady.decode_step_s(b) <= limit_s, 1.0, batch, _HALVINGS)
         decode_per_s = batch / (max(1, steady.output_tokens - 1) * steady.decode_step_s(batch))
-        wanted_per_s = request.rate_per_s * max(slower, 1 / LATENCY_LOAD_LIMIT)
+        least_per_s = (request.requirements.min_throughput_tokens_per_s or 0.0) / steady.output_tokens
+        wanted_per_s = max(request.rate_per_s, least_per_s) * max(slower, 1 / LATENCY_LOAD_LIMIT)
         return cls(request, planned, one, pools, wanted_per_s, decode_per_s)
 
     def smallest(self) -> "_Size | None":
@@ -194,12 +195,25 @@ class _Size:
         return pools_bytes_per_s(self.pair.one.setup.instance, devices)
 
 
-def best_pools(request: RecommendRequest) -> PoolsFleet | str:
-    """The cheapest pools that keep the SLOs, or why there are none. Raises InputError."""
+def check_pools(request: RecommendRequest) -> None:
+    """Raises InputError for a question that pools do not answer."""
     if request.rate_per_s is None:
         raise InputError("--disaggregate sizes both pools for a rate: add --rate")
     if request.workload.traffic is not None or request.workload.cached_tokens:
         raise InputError("--disaggregate plans without a prefix cache: leave one of them out")
+
+
+def best_pools(request: RecommendRequest) -> PoolsFleet | str:
+    """The cheapest pools within the limits and the budget, or why there are none. Raises
+    InputError."""
+    check_pools(request)
+    millions_per_hour = (request.rate_per_s or 0.0) * request.workload.output_tokens * SECONDS_PER_HOUR / 1e6
+    limits = request.requirements
+    budget_usd = min(
+        limits.max_usd_per_hour or math.inf,
+        (limits.max_usd_per_month or math.inf) / HOURS_PER_MONTH,
+        (limits.max_usd_per_1m_output or math.inf) * millions_per_hour,
+    )
     pairs = _pairs(request, screen(request, no_progress)[0])
     open_sizes = [size for pair in pairs if (size := pair.smallest()) is not None]
     if not open_sizes:
@@ -207,6 +221,8 @@ def best_pools(request: RecommendRequest) -> PoolsFleet | str:
     tried = set[tuple[object, ...]]()
     while open_sizes and len(tried) < _SIMULATED_SIZES:
         size = min(open_sizes, key=lambda each: each.usd_per_hour)
+        if size.usd_per_hour > budget_usd:
+            return f"over the budget: two pools cost at least USD {size.usd_per_hour:,.2f} an hour"
         open_sizes.remove(size)
         if size.key not in tried:
             tried.add(size.key)

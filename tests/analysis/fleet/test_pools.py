@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from lmi_bench.analysis.fleet import pools
+from lmi_bench.analysis.fleet.money import Requirements
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.cells import pools_of
 from lmi_bench.analysis.level.layouts import Workload
@@ -47,6 +48,20 @@ def pair_of(request, best):
         if own == degrees and (pair.planned[0].setting.describe() or None) == best.engine:
             return pair
     raise AssertionError(degrees)
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_usd_per_hour": 60.0}, {"max_usd_per_month": 60.0 * 730}, {"max_usd_per_1m_output": 60 / 21.6}]
+)
+def test_pools_above_the_budget_are_none(limit):
+    """20 req/s of 300 tokens are 21.6 million an hour."""
+    answer = pools.best_pools(asked(requirements=Requirements(**limit), degrees=(8,)))
+    assert str(answer).startswith("over the budget: two pools cost at least USD ")
+
+
+def test_pools_are_sized_for_the_least_throughput(best):
+    twice = asked(requirements=Requirements(min_throughput_tokens_per_s=2 * 20 * 300))
+    assert pair_of(twice, best).wanted_per_s == pytest.approx(2 * pair_of(asked(), best).wanted_per_s)
 
 
 def test_both_pools_fill_whole_machines_and_keep_every_slo(best):
