@@ -153,7 +153,7 @@ def plan_day(settings: plan.DaySettings, json_file: JsonFile = None) -> None:
     from lmi_bench.jobs.fleet import plan_day as run
 
     day = run_job(run, settings)
-    print_day(day, settings.commit_discount)
+    print_day(day)
     write_json(json_file, day.to_json(), "day")
 
 

@@ -275,7 +275,7 @@ def print_learned(learned: Learned) -> None:
         say(f"profile: {learned.path} (lmi-bench recommend --profile {learned.path})")
 
 
-def print_day(day: PlannedDay, discount: float | None) -> None:
+def print_day(day: PlannedDay) -> None:
     """Scaling against a flat fleet, and what to commit to."""
     plan = day.plan
     say(*(f"in the recommendation {text}" for text in day.caveats))
@@ -296,7 +296,7 @@ def print_day(day: PlannedDay, discount: float | None) -> None:
     committed = day.commitment
     if committed is not None:
         say(
-            f"commit to {plural(committed.machines, 'machine')} at {discount:.0%} off: USD "
+            f"commit to {plural(committed.machines, 'machine')} at {day.discount:.0%} off: USD "
             f"{committed.usd_per_day:,.2f} a day, {committed.unused_usd:,.2f} of it unused"
         )
 

@@ -3,15 +3,16 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.fleet import accelerator_comparison as comparison
-from lmi_bench.analysis.fleet import autoscaling
+from lmi_bench.analysis.fleet import autoscaling, money
 from lmi_bench.analysis.fleet import day as days
-from lmi_bench.analysis.fleet.money import Commitment, best_commitment, commitment_of
 from lmi_bench.analysis.fleet.start_up import DOUBT, StartUp, estimated_start_up, parse_start_up
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
@@ -113,7 +114,7 @@ class PlannedDay:
 
     machine         its type, if a recommendation names one
     capacity_per_s  load that one machine carries
-    price           of a machine in USD per hour, if known
+    price           of a machine in USD per hour, if known; discount: d off it in the commitment
     caveats         what was not known when the machine was recommended
     policies        played request by request, the flat fleet first
     """
@@ -124,7 +125,8 @@ class PlannedDay:
     machine: str
     capacity_per_s: float
     price: float | None
-    commitment: Commitment | None
+    commitment: money.Commitment | None
+    discount: float | None = None
     caveats: tuple[str, ...] = ()
     policies: tuple[PlayedPolicy, ...] = ()
 
@@ -152,9 +154,10 @@ class PlannedDay:
 
 
 def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
-    """Simulate the day. Raises InputError for what is missing."""
+    """Simulate the day, with a recommendation's spare machines and discount. Raises InputError."""
     planned_per_s: float | None = None
     capacity, price, machine = settings.capacity, settings.machine_price, "a machine"
+    discount, availability = settings.commit_discount, money.NO_SPARES
     saved: SavedRecommendation | None = None
     if settings.recommendation is not None:
         saved = load_recommendation(settings.recommendation)
@@ -163,11 +166,16 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
         carried = best.figures["capacity_rate_per_s"]
         if capacity is None and carried is not None:
             capacity = carried.low / best.instances
+        availability = money.parse_availability(best.cost.availability)
         if price is None:
             price = best.cost.machine_price_usd_per_hour
+            if price is not None and best.cost.purchase.startswith("spot"):
+                price *= 1 - (best.cost.discount or 0.0)
+            elif price is not None and discount is None:
+                discount = best.cost.discount or None
     if capacity is None or not capacity > 0:
         raise InputError("plan-day needs REC.json or --capacity, req/s of one machine above 0")
-    if settings.commit_discount is not None and price is None:
+    if discount is not None and price is None:
         raise InputError("--commit-discount needs a machine's price: add --machine-price-per-hour")
     recorded_s: NDArray[np.float64] | None = None
     if settings.trace is None:
@@ -176,15 +184,15 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
         recorded_s, curve = _recorded_day(read_trace(settings.trace), settings.peak)
     start_up = _start_up(settings, saved, listener)
     least = settings.least_slo_share
-    day = days.plan_day(curve, start_up, capacity_per_s=capacity, least_slo_share=least)
-    discount, committed = settings.commit_discount, None
+    day = days.plan_day(curve, start_up, capacity_per_s=capacity, least_slo_share=least, availability=availability)
+    committed = None
     if discount is not None and price is not None:
         needed = day.chosen.paid
-        count = best_commitment(needed, discount=discount)
+        count = money.best_commitment(needed, discount=discount)
         step_price = price * (days.DAY_S / len(needed)) / SECONDS_PER_HOUR
-        committed = commitment_of(count, needed, step_price, discount=discount)
+        committed = money.commitment_of(count, needed, step_price, discount=discount)
     caveats = () if saved is None else saved.answer.caveats
-    found = PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
+    found = PlannedDay(day, curve, start_up, machine, capacity, price, committed, discount, caveats)
     played = _played(settings, saved, found, recorded_s, listener) if settings.policy else ()
     return replace(found, policies=tuple(played))
 
@@ -238,9 +246,9 @@ def _played(
     slots = max(1, round(saturated_per_s * answer_s))
     start_s = day.start_up.total_s - day.start_up.detection_s
     fleet = autoscaling.Fleet(saturated_per_s / nth, slots, start_s, nth * settings.wait_limit)
-    usual = day.plan.scaling.target_per_s
+    usual, availability = day.plan.scaling.target_per_s, day.plan.scaling.availability
     for text in ("flat", *settings.policy):
-        policy, machines = None, day.plan.flat_machines
+        policy, machines = None, availability.surviving(day.plan.flat_machines)
         if text != "flat":
             policy = autoscaling.parse_policy(text)
             by_rate = policy.metric == "rate"
@@ -249,10 +257,13 @@ def _played(
             at_start_per_s = float(day.load.rates_at(np.zeros(1))[0])
             machines = policy.within(at_start_per_s / (target if by_rate else target / answer_s))
         router = make_router(settings.router, settings.seed)
-        run = autoscaling.play(
-            arrivals_s, fleet, router, machines=machines, policy=policy, seed=settings.seed, until_s=days.DAY_S
-        )
-        yield PlayedPolicy(text, replace(run, waits_s=run.waits_s / nth))
+        play = partial(autoscaling.play, arrivals_s, fleet, router, seed=settings.seed, until_s=days.DAY_S)
+        run = play(machines=machines, policy=policy)
+        changes = ((0.0, 0, machines), *run.events, (days.DAY_S, 0, 0))
+        spare_s = sum((availability.machines(n) - n) * (end - at) for (at, _, n), (end, *_) in pairwise(changes))
+        hours = run.machine_hours + spare_s / SECONDS_PER_HOUR
+        peak = availability.machines(run.peak_machines)
+        yield PlayedPolicy(text, replace(run, waits_s=run.waits_s / nth, machine_hours=hours, peak_machines=peak))
 
 
 def _start_up(settings: DaySettings, saved: SavedRecommendation | None, listener: Listener) -> StartUp:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from lmi_bench.analysis.fleet.money import Availability, Purchase
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Workload
@@ -62,17 +63,36 @@ def test_a_day_that_is_played_in_part_keeps_its_machines_slots(monkeypatch, metr
     assert any("one in 10 is played" in note for note in told.notes)
 
 
-def test_an_answer_takes_as_long_as_the_recommendation_says(tmp_path):
-    """Without --answer-time; in 120 s a machine holds 12 times the requests that it does in 10."""
+def saved(folder, output_tokens, **more):
+    """A recommendation, and the file that holds it."""
     request = RecommendRequest(
-        Workload(find_model("llama-3.1-8b"), "float16", 100, 4000),
+        Workload(find_model("llama-3.1-8b"), "float16", 100, output_tokens),
         VLLM_0_12,
         load=Load(rate_per_s=1.0),
         instances=(find_instance("ml.g5.2xlarge"),),
+        **more,
     )
-    answer = recommend(request)
-    path = tmp_path / "rec.json"
+    answer, path = recommend(request), folder / "rec.json"
     path.write_text(json.dumps({"model": "llama-3.1-8b", **answer.to_json()}))
+    return answer, path
+
+
+@pytest.mark.parametrize(("zones", "spare", "machines"), [(1, 1, 5), (3, 0, 6)])
+def test_a_day_has_the_spare_machines_and_the_discount_of_its_recommendation(tmp_path, zones, spare, machines):
+    """Four machines carry the load; all are paid, at 0.7 of the price in the commitment."""
+    bought = {"purchase": Purchase("savings-plan", 0.3), "availability": Availability(spare, zones)}
+    _, path = saved(tmp_path, 20, **bought)
+    flat = day(capacity=0.01, recommendation=path, machine_price=None, shape="flat", peak=0.039, policy=("hpa",))
+    assert flat.plan.flat_machines == machines
+    assert flat.plan.flat.machine_hours == pytest.approx(24 * machines)
+    assert flat.policies[0].played.machine_hours == pytest.approx(24 * machines)
+    assert flat.policies[0].played.peak_machines == machines
+    assert flat.commitment.usd_per_day == pytest.approx(0.7 * 24 * machines * flat.price)
+
+
+def test_an_answer_takes_as_long_as_the_recommendation_says(tmp_path):
+    """Without --answer-time; in 120 s a machine holds 12 times the requests that it does in 10."""
+    answer, path = saved(tmp_path, 4000)
     answer_s = answer.recommended.figures["e2e_p50_ms"].value / 1e3
     more = {"capacity": None, "recommendation": path, "peak": 1.0, "policy": ("hpa",)}
     own, stated, ten = (day(**more, answer_time=seconds).to_json()["policies"] for seconds in (None, answer_s, 10.0))

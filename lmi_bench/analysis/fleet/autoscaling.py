@@ -184,10 +184,8 @@ def play(
     seed: int = 0,
     until_s: float = 0.0,
 ) -> Played:
-    """Serve requests, in order of arrival, from so many machines on; policy None: they stay.
-
-    until_s  the machines are paid until then, or the last arrival if that is later
-    """
+    """Serve requests, in order of arrival, from so many machines on; policy None: they stay. They
+    are paid until `until_s`, or the last arrival if that is later."""
     draw = np.random.default_rng(seed)
     number = len(arrivals_s)
     services_s = draw.exponential(fleet.slots / fleet.capacity_per_s, size=number).tolist()

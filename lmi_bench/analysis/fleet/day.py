@@ -10,13 +10,14 @@ start_s), with the steepest relative growth g of the load. Load is a fluid, with
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.analysis.fleet.money import NO_SPARES, Availability
 from lmi_bench.analysis.fleet.start_up import StartUp
 from lmi_bench.core.durable import read_text, table_rows
 from lmi_bench.core.errors import InputError
@@ -114,6 +115,7 @@ class Scaling:
     capacity_per_s  of a machine within the SLOs, in requests each second
     target_per_s    load of a machine to keep; capacity_per_s without head-room
     least, most     machines; scale-in after `scale_in_s` of lower demand without waiting load
+    availability    spare machines beside these, which are paid but not loaded
     """
 
     capacity_per_s: float
@@ -121,6 +123,7 @@ class Scaling:
     least: int = 1
     most: int = 1000
     scale_in_s: float = 300.0
+    availability: Availability = NO_SPARES
 
     def wanted(self, rate_per_s: float) -> int:
         """Machines that a load needs."""
@@ -183,7 +186,8 @@ def play_day(curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: f
             if before <= _NOTHING and waiting <= _NOTHING:
                 good += rate * step_s
             worst_wait_s = max(worst_wait_s, waiting / capacity)
-            history.append(ready + sum(n for serves_s, n in coming if serves_s <= paid_s))
+            paid = ready + sum(n for serves_s, n in coming if serves_s <= paid_s)
+            history.append(scaling.availability.machines(paid))
     if not arrived:
         raise InputError(f"the load's peaks are shorter than a step of {step_s:g} s")
     return DayResult(
@@ -198,7 +202,8 @@ def play_day(curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: f
 
 @dataclass(frozen=True, slots=True)
 class DayPlan:
-    """Scaling against a flat fleet; `scales`: scaling is better, for the reason `why`."""
+    """Scaling against a flat fleet, both with their spare machines; `scales`: scaling is better,
+    for the reason `why`."""
 
     scaled: DayResult
     scaling: Scaling
@@ -213,7 +218,14 @@ class DayPlan:
         return self.scaled if self.scales else self.flat
 
 
-def plan_day(curve: LoadCurve, start_up: StartUp, *, capacity_per_s: float, least_slo_share: float = 0.99) -> DayPlan:
+def plan_day(
+    curve: LoadCurve,
+    start_up: StartUp,
+    *,
+    capacity_per_s: float,
+    least_slo_share: float = 0.99,
+    availability: Availability = NO_SPARES,
+) -> DayPlan:
     """Whether to scale over the day or to keep the peak's machines all day.
 
     capacity_per_s   of one machine within the SLOs: the lower end of its interval
@@ -222,11 +234,13 @@ def plan_day(curve: LoadCurve, start_up: StartUp, *, capacity_per_s: float, leas
     if not 0 < least_slo_share <= 1:
         raise InputError(f"the SLO share must be above 0 and at most 1, got {least_slo_share:g}")
     target = capacity_per_s / (1 + curve.steepest_growth_per_s() * start_up.total_s)
-    scaling = Scaling(capacity_per_s, target, most=max(1000, math.ceil(curve.peak_per_s / target)))
+    most = max(1000, math.ceil(curve.peak_per_s / target))
+    scaling = Scaling(capacity_per_s, target, most=most, availability=availability)
     flat_machines = max(1, math.ceil(curve.peak_per_s / capacity_per_s - 1e-9))
-    fixed = Scaling(capacity_per_s, capacity_per_s, least=flat_machines, most=flat_machines)
+    fixed = replace(scaling, target_per_s=capacity_per_s, least=flat_machines, most=flat_machines)
     scaled = play_day(curve, scaling, start_up)
     flat = play_day(curve, fixed, start_up)
+    flat_machines = availability.machines(flat_machines)
     kept = f"{scaled.slo_share:.2%} of the day's requests"
     saved = 1 - scaled.machine_hours / flat.machine_hours
     scales = False
