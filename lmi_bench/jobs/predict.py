@@ -36,6 +36,7 @@ from lmi_bench.targets.prompts import PlannedPrompts, longest_request, repeats_t
 
 _GIGABIT_BYTES = 1e9 / 8
 _REQUESTS_PER_USER, _LEAST, _SESSIONS = 10, 200, 1000
+_WARM, _MOST_TO_WARM = 4, 1000  # requests for each document that come before those that count
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,10 @@ def _simulated(blank: Prediction, scenario: Scenario, listener: Listener) -> Pre
     levels = levels_of(scenario)
     for place, level in enumerate(levels):
         listener.progress("simulated levels", place, len(levels))
-        spec = replace(level, warmup_requests=0)
+        spec, corpus = replace(level, warmup_requests=0), scenario.workload.corpus
+        if corpus is not None and spec.load.is_open and not spec.load.sessions:
+            first = min(_MOST_TO_WARM, _WARM * corpus[0])  # a cold cache finds less
+            spec = replace(spec, start_requests=first, num_requests=max(spec.num_requests or 0, 2 * first))
         request: Requests = partial(planned.single, spec)
         if spec.load.sessions and spec.rate_per_s is not None:
             rate_per_s = spec.rate_per_s * planned.mean_turns

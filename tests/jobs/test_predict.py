@@ -69,3 +69,12 @@ def test_an_option_that_would_not_count_is_refused(options, said):
 def test_a_network_counts_beside_pools_and_hosts():
     for more in ({"disaggregate": "1:1"}, {"hosts": 2, "tensor_parallel": 16}):
         assert asked(network_gbps=100.0, **more, **EQUAL).network_gbps == 100.0
+
+
+def test_documents_are_predicted_with_a_warm_cache():
+    """160 of 200 tokens are one of forty documents, which all fit; 200 requests from an empty cache
+    on would find 0.66."""
+    (found,) = predict(
+        asked(input_tokens=200, output_tokens=2, documents="40x160", concurrency=None, rate="2")
+    ).simulated
+    assert found.prefix_hit.value == pytest.approx(0.8, abs=0.03)

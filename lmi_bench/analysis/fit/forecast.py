@@ -23,7 +23,7 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.level import LATENCY_KEY, Level
 from lmi_bench.core.load import Load
-from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.records import RequestRecord, counted
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.router import Router
 
@@ -151,7 +151,7 @@ def simulated_forecast(
     level = summarise_level(run)
     planned = map(request, range(spec.num_requests or level.sent))
     lengths = [(each.input_tokens, each.output_tokens) for each in planned]
-    hit = hit_share(run.records) if prefix_caching else None
+    hit = hit_share(counted(run.records)) if prefix_caching else None
     sure = _uncertainty(setup, profile, spec, lengths, 0.0 if hit is None else hit.value)
     offered = (spec.rate_per_s or 0.0) * fmean(output for _, output in lengths)
     values = {key: _value(level, key) for key in _SIMULATED_METRICS}

@@ -64,9 +64,8 @@ class TargetTracking(_Policy):
 
     All of the last `out_periods` means above the target start machines, all of the last
     `in_periods` below `in_share` of it stop some, `delay_s` after their end and after the cooldown
-    of the last change: as many as bring the newest mean, or the low ones' highest, to target. A
-    start does not wait for the cooldown of a stop. One that wants more than the start before it
-    waits, too, where AWS lets the difference through.
+    of the last change, or for a start of the last start: as many as bring the newest mean, or the
+    low ones' highest, to target. (AWS lets a start through that wants more than the last.)
     """
 
     name: ClassVar = "target-tracking"
@@ -79,8 +78,7 @@ class TargetTracking(_Policy):
     scale_in_cooldown_s: float = 300.0
 
     def wanted(self, totals: Sequence[float], machines: int, since_s: float, since_start_s: float) -> int:
-        """Machines wanted, by the fleet's load in past periods and the time since a change, and
-        since one that started machines."""
+        """Machines wanted, by the fleet's load in past periods and the time since a change."""
         high = [total / machines for total in totals[-self.out_periods :]]
         low = [total / machines for total in totals[-self.in_periods :]]
         wanted = self.within(totals[-1] / self.target)

@@ -202,8 +202,7 @@ def play_day(curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: f
 
 @dataclass(frozen=True, slots=True)
 class DayPlan:
-    """Scaling against a flat fleet, both with their spare machines; `scales`: scaling is better,
-    for the reason `why`."""
+    """Scaling against a flat fleet; `scales`: scaling is better, for the reason `why`."""
 
     scaled: DayResult
     scaling: Scaling
