@@ -36,7 +36,12 @@ _KNOWN: Final = re.compile(r"rotary_emb\.inv_freq$|weight_shape$").search
 FLOAT_METHODS: Final = ("fp8", "compressed-tensors", "mxfp4")
 """`quant_method` of weights that are read as floats."""
 _PREFIXES: Final = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
-_FUSED: Final = re.compile(r".*\.(qkv|gate_up)_proj\.(weight|bias)")
+_FUSED: Final = re.compile(r".*\.(qkv|gate_up)_proj\.(weight|bias|qweight|qzeros|scales)")
+_AWQ_OUTPUTS: Final = {"qweight": 8, "qzeros": 8, "scales": 1}  # in each of a row's numbers
+_UNSUPPORTED: Final = {
+    **dict.fromkeys(("weight_zero_point", "weight_g_idx"), "a zero or an order"),
+    "weight_global_scale": "two scales (NVFP4)",
+}
 _EXPERTS: Final = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(_bias|_blocks|)")
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of 4 bits; the fourth is the sign
 
@@ -311,11 +316,12 @@ def _forms_of(stored: Checkpoint, spec: DecoderSpec, blocks: Blocks) -> dict[str
         return forms.get(name) or Form(stored.stored_shape(name), partial(stored.read, name))
 
     for name in names:
+        if what := _UNSUPPORTED.get(name.rpartition(".")[2]):
+            raise InputError(f"tensor {name!r}: weights with {what} are not supported")
+    for name in names:
         old = next((old for old in _PREFIXES if name.startswith(old)), "")
         own = _PREFIXES.get(old, "") + name.removeprefix(old)
         base, _, last = own.rpartition(".")
-        if last in ("weight_zero_point", "weight_g_idx"):
-            raise InputError(f"tensor {name!r}: weights with a zero or an order are not supported")
         if last in ("weight_scale_inv", "weight_scale"):
             source = name.removesuffix(last)
             packed = f"{source}weight_packed" in names
@@ -381,25 +387,29 @@ def _block(name: str, size: int, count: int, stated: frozenset[int]) -> int:
 
 
 def _parts(name: str, whole: Form, spec: DecoderSpec) -> Iterator[tuple[str, Form]]:
-    """The projections of one fused matrix or bias."""
+    """The projections of one fused matrix or bias; AWQ's has its outputs in columns."""
     base, _, last = name.rpartition(".")
     prefix, _, kind = base.rpartition(".")
-    rows = dict.fromkeys(("gate_proj", "up_proj"), whole.shape[0] // 2)
+    side, each = int(last in _AWQ_OUTPUTS), _AWQ_OUTPUTS.get(last, 1)
+    outputs = whole.shape[side] * each
+    rows = dict.fromkeys(("gate_proj", "up_proj"), outputs // 2)
     if kind == "qkv_proj":
         heads = {"q": spec.num_heads, "k": spec.num_kv_heads, "v": spec.num_kv_heads}
         rows = {f"{part}_proj": count * spec.head_dim for part, count in heads.items()}
     first = 0
     for part, count in rows.items():
-        shape, read = (count, *whole.shape[1:]), partial(_rows, whole, first, first + count)
-        yield f"{prefix}.{part}.{last}", Form(shape, read)
-        first += count
-    if first != whole.shape[0]:
-        raise InputError(f"{name!r} has {whole.shape[0]} rows, but config.json asks for {first}")
+        shape, stop = list(whole.shape), first + count
+        shape[side] = count // each
+        read = partial(_slice, whole, side, first // each, stop // each)
+        yield f"{prefix}.{part}.{last}", Form(tuple(shape), read)
+        first = stop
+    if first != outputs or any(count % each for count in rows.values()):
+        raise InputError(f"{name!r} has {outputs} rows, but config.json asks for {first}")
 
 
-def _rows(whole: Form, first: int, stop: int, *index: int | slice) -> Tensor:
-    """An index's part of rows first .. stop, which alone are read."""
-    return whole.read(slice(first, stop))[index]
+def _slice(whole: Form, side: int, first: int, stop: int, *index: int | slice) -> Tensor:
+    """An index's part of rows (side 0) or columns (side 1) first .. stop, which alone are read."""
+    return whole.read(*(slice(None),) * side, slice(first, stop))[index]
 
 
 def _experts(stored: Checkpoint, spec: DecoderSpec, prefix: str, kind: str, suffix: str) -> Iterator[tuple[str, Form]]:

@@ -174,6 +174,11 @@ def test_an_awq_checkpoint_with_one_kv_head_is_shared_by_ranks(make_llama, tmp_p
     torch.testing.assert_close(scores(packed, load=split(2)), scores(folder), rtol=1e-4, atol=1e-4)
 
 
+def test_an_awq_checkpoint_of_fused_matrices_is_read(make_model, tmp_path):
+    folder, packed = as_awq(make_model("Phi3").folder, tmp_path, 16)
+    torch.testing.assert_close(scores(packed), scores(folder), rtol=1e-4, atol=1e-4)
+
+
 def as_awq(source, tmp_path, group_size):
     """(a folder of rounded floats, the same numbers packed in the public format)"""
     folder = shutil.copytree(source, tmp_path / "floats")

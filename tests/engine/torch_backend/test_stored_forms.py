@@ -189,11 +189,21 @@ def test_a_last_block_of_fewer_inputs_is_exact_in_parts_too(make_model, tmp_path
         torch.testing.assert_close(checkpoint.whole(name).float(), weight.floats())
 
 
-@pytest.mark.parametrize("part", ["weight_zero_point", "weight_g_idx"])
-def test_forms_that_would_be_read_wrongly_are_refused(make_model, tmp_path, part):
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("weight_zero_point", "a zero or an order are not supported"),
+        ("weight_g_idx", "a zero or an order are not supported"),
+        ("weight_global_scale", r"two scales \(NVFP4\) are not supported"),
+    ],
+)
+def test_forms_that_would_be_read_wrongly_are_refused(make_model, tmp_path, part, words):
     model = make_model("Llama")
     tensors = stored(model) | {f"model.layers.0.mlp.up_proj.{part}": torch.ones(2)}
-    with pytest.raises(InputError, match="a zero or an order are not supported"):
+    if part == "weight_global_scale":  # as such a folder has its weights
+        tensors["model.layers.0.mlp.up_proj.weight_scale"] = torch.ones(96, 4)
+        tensors["model.layers.0.mlp.up_proj.weight_packed"] = torch.ones(96, 32, dtype=torch.uint8)
+    with pytest.raises(InputError, match=words):
         scores(rewritten(model.folder, tmp_path / "m", tensors))
 
 
