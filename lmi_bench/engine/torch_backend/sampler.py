@@ -244,7 +244,7 @@ def _penalise_counts(scores: Tensor, row: RowRequest) -> None:
     """
     tokens = _token_ids(row.history[-row.num_generated :], scores)
     scores[tokens] = scores[tokens] - row.sampling.presence_penalty
-    each = torch.full(tokens.shape, -row.sampling.frequency_penalty, device=scores.device)
+    each = scores.new_full(tokens.shape, -row.sampling.frequency_penalty)
     scores.index_add_(0, tokens, each)
 
 

@@ -79,6 +79,15 @@ def test_openai_penalties_count_the_answer_and_not_the_prompt():
     torch.testing.assert_close(probabilities(logits, [first])[0], logits[0].softmax(-1))
 
 
+def test_penalties_that_are_whole_numbers_count_as_floats():
+    logits = torch.linspace(-2, 2, 12)[None]
+    whole = SamplingParams(temperature=1, presence_penalty=1, frequency_penalty=1, repetition_penalty=2)
+    floats = SamplingParams(temperature=1.0, presence_penalty=1.0, frequency_penalty=1.0, repetition_penalty=2.0)
+    rows = [RowRequest(each, 7, HISTORY, 1, num_generated=3) for each in (whole, floats)]
+    both = probabilities(logits.expand(2, -1), rows)
+    assert torch.equal(both[0], both[1])
+
+
 def test_openai_penalties_are_a_bias_of_transformers_behind_the_repetition_penalty():
     """transformers has no such penalties, but a bias for a token, and the order of processors."""
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(5)) * 3
