@@ -148,10 +148,14 @@ def parse_rope_scaling(text: str) -> RopeScaling:
 
 def with_rope_scaling(config: Mapping[str, Any], scaling: RopeScaling) -> dict[str, Any]:
     """The config with this scaling instead of its own; by transformers' convention
-    max_position_embeddings is then the trained length."""
+    max_position_embeddings is then the trained length. Gemma 3's layers with a window keep theirs."""
+    if isinstance(text := config.get("text_config"), Mapping):  # of a model that reads images as well
+        return {**config, "text_config": with_rope_scaling(text, scaling)}
     changed = dict(config)
     own = dict(changed.pop("rope_parameters", None) or changed.pop("rope_scaling", None) or {})
     changed.pop("rope_scaling", None)
+    near = own.pop("sliding_attention", None)
+    own |= own.pop("full_attention", None) or {}
     trained = next((v for o in (own, changed) if (v := o.get(_TRAINED))), None)
     trained = trained or changed.get("max_position_embeddings")
     if not isinstance(trained, int):
@@ -161,6 +165,8 @@ def with_rope_scaling(config: Mapping[str, Any], scaling: RopeScaling) -> dict[s
         if (value := own.get(key) or changed.get(key)) is not None:
             rope[key] = changed[key] = value
     changed["rope_scaling"] = rope
+    if near:
+        changed["rope_parameters"] = {"full_attention": rope, "sliding_attention": near}
     changed["max_position_embeddings"] = trained
     return changed
 

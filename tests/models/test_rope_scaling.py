@@ -106,6 +106,20 @@ def test_every_family_is_stretched_from_its_trained_length(own, trained, kind):
     assert spec.rope["partial_rotary_factor"] == kept
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_settings_by_kind_of_layer_are_kept_and_those_with_a_window_not_stretched(is_wrapped):
+    """As transformers 5 saves Gemma 3, alone or with its encoder of images."""
+    kinds = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 3e3}}
+    text = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    text |= {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "rope_parameters": kinds}
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    changed = with_rope_scaling(outer if is_wrapped else text, parse_rope_scaling("linear:2"))
+    spec = spec_from_hf_config("m", changed)
+    assert (spec.rope["rope_type"], spec.rope["factor"], spec.rope["rope_theta"]) == ("linear", 2.0, 5e5)
+    assert (spec.window_rope["rope_type"], spec.window_rope["rope_theta"]) == ("default", 3e3)
+    assert spec.max_positions == 4096
+
+
 @pytest.mark.parametrize("wrong", ["linear", "linear:1", "linear:x", "llama3:4", "yarn:-2", ":2"])
 def test_what_is_no_scaling_is_refused_with_an_example(wrong):
     with pytest.raises(InputError, match="linear:2"):
