@@ -277,8 +277,9 @@ class PagedAttention:
     def _prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prompt: PromptRows) -> Tensor:
         """One sequence's rows over its own keys; result shape (rows, heads, head_dim)."""
         rows, kv_heads, group = q.shape[0], self._num_kv_heads, self._group
-        if prompt.page_rows is None:
-            keys, values = k.transpose(0, 1), v.transpose(0, 1)
+        if prompt.page_rows is None:  # as rounded as later steps find them in the cache
+            shape = self._cache.shape
+            keys, values = (shape.stored(x).view(shape.dtype).to(q.dtype).transpose(0, 1) for x in (k, v))
         else:
             keys, values = (
                 torch.index_select(pages, 0, prompt.page_rows)

@@ -46,6 +46,22 @@ def decoded(folder, kv_dtype, steps):
     return [output.token_ids for output in outputs], torch.tensor([o.logprobs for o in outputs])
 
 
+@pytest.mark.parametrize("kv_dtype", ["float8", "bfloat16"])
+def test_a_prompt_in_one_piece_reads_what_its_chunks_would(tmp_path, kv_dtype):
+    """Else its scores, and the quality that `optimize` compares, would not show the cache."""
+    TinyModel(tmp_path, "Llama", num_hidden_layers=1)
+    scores = []
+    for pieces in ((PROMPT,), (PROMPT[:1], PROMPT[1:])):
+        made = Steps(tmp_path, block_size=16, kv_dtype=kv_dtype)
+        for number, piece in enumerate(pieces):
+            first = sum(map(len, pieces[:number]))
+            blocks = (0,) if number == 0 else ()
+            last = made.run(entry(0, piece, first, blocks, sampling=SCORED, samples=number + 1 == len(pieces)))
+        scores += last[0].logprobs
+        asyncio.run(made.executor.close())
+    assert scores[0] == pytest.approx(scores[1], abs=NEAR)
+
+
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Mistral"])
 @pytest.mark.parametrize("name", BACK_ENDS)
 def test_what_is_read_is_what_float8_keeps(tmp_path, monkeypatch, family, name):
