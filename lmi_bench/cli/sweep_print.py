@@ -215,11 +215,14 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> None:
     by = limits or ", ".join(map(str, slos))
     rows = tables.named_rows(fields, lines)
     print_table(f"Goodput: requests that meet {by}", rows, left=("level",))
-    if not slos and slo_outcome(run, slos, options) == "missed":
+    outcome, best = slo_outcome(run, slos, options), best_good_share(run, options.limits)
+    if not slos and outcome == "missed":
         say(
             f"goodput missed: no level has {GOOD_SHARE:.0%} of its requests within {limits}; "
-            f"the best has {best_good_share(run, options.limits):.1%}"
+            f"the best has {best or 0:.1%}"
         )
+    elif not slos and outcome == "not measured":
+        say(f"goodput not measured: no valid level has answers that show {limits}; those in one piece show e2e alone")
 
 
 def print_changes(contest: "Contest") -> None:

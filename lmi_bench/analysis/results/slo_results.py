@@ -28,6 +28,7 @@ DECIDED = "decided"
 """`stopped_by` of a level that was cut short because it was sure to miss its SLOs."""
 SURE_CHANCE = 0.01
 MISSED_BY = ("timeout", "errors", DECIDED)
+_WITHIN_AN_ANSWER = ("ttft", "itl", "tpot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,15 @@ class SloResult:
 
 
 def goodput(records: Sequence[RequestRecord] | Columns, slos: Sequence[Slo], *, open_loop: bool) -> Goodput:
-    """Number and rate of a level's requests that meet every SLO; a failed request meets none."""
+    """Number and rate of a level's requests that meet every SLO; a failed request meets none.
+
+    An answer in one piece has no time within it: where that alone is missing it does not count.
+    """
     columns = columns_of(records)
-    good = columns.ok & columns.counted
+    good, unknown = columns.ok & columns.counted, np.zeros(len(columns), dtype=bool)
+    in_pieces = columns.streamed | (columns.tokens <= 1)
     for slo in slos:  # a metric that a request does not have (TPOT of one token) cannot be missed
+        unknown |= ~in_pieces & (slo.metric in _WITHIN_AN_ANSWER)
         values_ms, rows = columns.values_ms(slo.metric, open_loop=open_loop)
         if slo.metric == "itl" and rows.size:
             begins = np.flatnonzero(np.diff(rows, prepend=-1))
@@ -74,9 +80,10 @@ def goodput(records: Sequence[RequestRecord] | Columns, slos: Sequence[Slo], *, 
             values_ms = np.array([statistic_ms(each, slo.statistic) for each in gaps])
             rows = rows[begins]
         good[rows[values_ms > slo.limit_ms]] = False
-    number, judged, wall_s = int(good.sum()), int(columns.counted.sum()), columns.wall_s
-    sent_for_each = len(records) / max(1, judged)
-    return Goodput(number, judged, number * sent_for_each / wall_s if wall_s > 0 else None)
+    judged = int((columns.counted & ~(good & unknown)).sum())
+    number, wall_s = int((good & ~unknown).sum()), columns.wall_s
+    per_s = number * len(records) / judged / wall_s if judged and wall_s > 0 else None
+    return Goodput(number, judged, per_s)
 
 
 def check_slo(line: Level, slo: Slo) -> SloResult:

@@ -111,9 +111,10 @@ def slo_outcome(run: Run, slos: Sequence[Slo], options: SloOptions) -> Outcome |
     if not slos:
         if not options.limits:
             return None
-        if not any(line.valid for line in run.levels):
+        best = best_good_share(run, options.limits)
+        if best is None:
             return "not measured"
-        return "missed" if best_good_share(run, options.limits) < GOOD_SHARE else "passed"
+        return "missed" if best < GOOD_SHARE else "passed"
     levels = list(zip(run.levels, run.records, strict=True))
     met = [slo_verdicts(line, records, slos, options.failures) for line, records in levels]
     if any(line.valid and all(verdicts) for line, verdicts in zip(run.levels, met, strict=True)):
@@ -129,16 +130,11 @@ def slo_outcome(run: Run, slos: Sequence[Slo], options: SloOptions) -> Outcome |
     return "missed" if any(misses) else "not measured"
 
 
-def best_good_share(run: Run, limits: Sequence[Slo]) -> float:
-    """The largest share of good requests of any valid level, 0 to 1."""
-    return max(
-        (
-            goodput(records, limits, open_loop=line.load.is_open).share or 0.0
-            for line, records in zip(run.levels, run.records, strict=True)
-            if line.valid
-        ),
-        default=0.0,
-    )
+def best_good_share(run: Run, limits: Sequence[Slo]) -> float | None:
+    """The largest share of good requests of any valid level, 0 to 1; None if none is known."""
+    lines = (each for each in zip(run.levels, run.records, strict=True) if each[0].valid)
+    found = (goodput(records, limits, open_loop=line.load.is_open).share for line, records in lines)
+    return max((share for share in found if share is not None), default=None)
 
 
 def finished_run(folder: Path, scenario: Scenario, slo_options: SloOptions = AS_STATED) -> SweepResult | None:

@@ -52,6 +52,15 @@ def test_a_metric_that_a_request_does_not_have_cannot_be_missed():
     assert goodput([one_token], [parse_slo("tpot_mean<=1ms")], open_loop=False).good == 1
 
 
+def test_an_answer_in_one_piece_neither_meets_nor_misses_a_time_within_it():
+    """As a server that cannot stream answers: only its end is known, after 2 s."""
+    whole = RequestRecord(0, 0.0, Exchange(0.0, (2.0,), (16,), streamed=False))
+    slow_start, at_end = parse_slo("ttft_mean<=1ms"), parse_slo("e2e_mean<=1s")
+    assert goodput([whole], [slow_start], open_loop=False).share is None
+    assert goodput([whole], [slow_start, at_end], open_loop=False).share == 0
+    assert goodput([whole, request(1, 1.5, 2.0)], [slow_start], open_loop=False).requests == 1
+
+
 def test_nothing_sent_has_no_share():
     result = goodput([], [parse_slo("ttft_p90<=1s")], open_loop=False)
     assert (result.share, result.per_s) == (None, None)
