@@ -12,7 +12,6 @@ have three attempts.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -55,7 +54,8 @@ class Difference:
     a, b       tok/s for the throughput, else ms
     change     b / a - 1; low, high: its 95 % interval
     verdict    of B against A; `unknown`, with `reason`, where the data do not suffice
-    noise      standard deviation of log(B / A) between equal runs, by the spread of the draws
+    noise      standard deviation of log(B / A) between equal runs, by the spread of the draws, or of
+               the attempts if that is larger; `freedom`: its degrees of freedom then
     p_value    chance of as large a change either way between equal runs
     detectable smallest change, as a share, that 80 of 100 such comparisons would claim if nothing
                else differed
@@ -75,6 +75,7 @@ class Difference:
     noise: float | None = None
     p_value: float | None = None
     detectable: float | None = None
+    freedom: int | None = None
 
     @property
     def worse_by(self) -> float | None:
@@ -86,12 +87,35 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A load of one run, attempts pooled: its completed requests and its wall time."""
+    """A load of one run, attempts pooled: its completed requests and each attempt's wall time."""
 
     open_loop: bool
     records: Mapping[Key, RequestRecord]
-    wall_s: float
-    attempts: int
+    walls_s: Sequence[float]
+
+    @property
+    def wall_s(self) -> float:
+        """The wall time of all attempts."""
+        return math.fsum(self.walls_s)
+
+    @property
+    def attempts(self) -> int:
+        """Number of attempts."""
+        return len(self.walls_s)
+
+    def logs(self, metric: str) -> FloatArray:
+        """Logarithm of a metric in each attempt; not finite where one lacks it."""
+        values = []
+        for attempt, wall_s in enumerate(self.walls_s):
+            columns = columns_of([r for (of, _), r in self.records.items() if of in (attempt, -1 - attempt)])
+            if metric == THROUGHPUT:
+                values.append(columns.tokens.sum() / wall_s)
+            else:
+                name, statistic = metric.rsplit("_", 1)
+                own, _ = columns.values_ms(name, open_loop=self.open_loop)
+                values.append(statistic_ms(own, statistic) if own.size else 0.0)
+        logs: FloatArray = np.log(np.array(values))
+        return logs
 
     def counted(self) -> "_Side":
         """The side with the requests that latencies count."""
@@ -128,7 +152,38 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
             f"{a.path} and {b.path} have no valid level in common: {_loads(left)} against "
             f"{_loads(right)}; run both with the same loads, and invalid levels again"
         )
-    return _sure_together([each for key in common for each in _compare_level(key, left[key], right[key], seed=seed)])
+    found = [each for key in common for each in _compare_level(key, left[key], right[key], seed=seed)]
+    sides = {load_name(*key): (left[key], right[key]) for key in common}
+    return _sure_together(_with_attempts(found, sides))
+
+
+@np.errstate(divide="ignore", invalid="ignore")  # an attempt that lacks the metric
+def _with_attempts(differences: Sequence[Difference], sides: Mapping[str, tuple[_Side, _Side]]) -> list[Difference]:
+    """The differences with the noise of attempts, where it is larger: what lasts as long as one is
+    in all of its requests, so that no draw of them shows it."""
+    from scipy.special import stdtr, stdtrit  # 0.2 s to load
+
+    many = {level: pair for level, pair in sides.items() if min(s.attempts for s in pair) >= ATTEMPTS_FOR_LESS}
+    spreads: dict[str, tuple[float, int]] = {}
+    for metric in dict.fromkeys(d.metric for d in differences):
+        squares, freedom = 0.0, 0
+        for a, b in many.values():
+            for own in (a.logs(metric), b.logs(metric)):
+                if np.isfinite(own).all():
+                    squares, freedom = squares + float(np.sum((own - own.mean()) ** 2)), freedom + own.size - 1
+        spreads[metric] = squares, freedom
+    found = list(differences)
+    for i, d in enumerate(differences):
+        squares, freedom = spreads[d.metric]
+        if d.level not in many or d.change is None or d.noise is None or not freedom:
+            continue
+        noise = math.sqrt(squares / freedom * sum(1 / side.attempts for side in many[d.level]))
+        if noise > d.noise:
+            log, half = math.log1p(d.change), noise * float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+            chance = max(d.p_value or 0.0, 2 * float(stdtr(freedom, -abs(log) / noise)))
+            between = math.expm1(log - half), math.expm1(log + half)
+            found[i] = replace(d, noise=noise, freedom=freedom, p_value=chance, low=between[0], high=between[1])
+    return found
 
 
 def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
@@ -139,15 +194,16 @@ def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
         if p_value > (1 - CONFIDENCE) / (len(ranked) - place):
             break
         sure.add(index)
-    normal = NormalDist()
+    from scipy.special import stdtrit  # 0.2 s to load
+
     alpha = (1 - CONFIDENCE) / max(1, len(ranked))
-    needed = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)  # standard deviations
     found = []
     for i, d in enumerate(differences):
         verdict: Verdict = d.verdict if i in sure or d.verdict == "unknown" else "no difference"
         least = d.detectable
         if d.noise is not None:
-            least = max(least or 0.0, math.expm1(needed * d.noise))
+            needed = sum(stdtrit(d.freedom or math.inf, chance) for chance in (1 - alpha / 2, POWER))
+            least = max(least or 0.0, math.expm1(float(needed) * d.noise))
         found.append(replace(d, verdict=verdict, detectable=least))
     return found
 
@@ -200,8 +256,8 @@ def _sides(run: Run) -> dict[tuple[str, float], _Side]:
             for record in sent
             if record.ok
         }
-        wall_s = math.fsum(columns_of(each).wall_s for each in attempts)
-        sides[key] = _Side(key[0] == "rate_per_s", answered, wall_s, len(attempts))
+        walls_s = [columns_of(each).wall_s for each in attempts]
+        sides[key] = _Side(key[0] == "rate_per_s", answered, walls_s)
     return sides
 
 

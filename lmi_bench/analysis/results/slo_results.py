@@ -70,10 +70,11 @@ def goodput(records: Sequence[RequestRecord] | Columns, slos: Sequence[Slo], *, 
     """
     columns = columns_of(records)
     good, unknown = columns.ok & columns.counted, np.zeros(len(columns), dtype=bool)
-    in_pieces = columns.streamed | (columns.tokens <= 1)
+    in_one = ~columns.streamed & (columns.tokens > 1)
     for slo in slos:  # a metric that a request does not have (TPOT of one token) cannot be missed
-        unknown |= ~in_pieces & (slo.metric in _WITHIN_AN_ANSWER)
         values_ms, rows = columns.values_ms(slo.metric, open_loop=open_loop)
+        if slo.metric in _WITHIN_AN_ANSWER:
+            unknown |= in_one & ~np.isin(np.arange(len(columns)), rows)
         if slo.metric == "itl" and rows.size:
             begins = np.flatnonzero(np.diff(rows, prepend=-1))
             gaps = np.split(values_ms, begins[1:])

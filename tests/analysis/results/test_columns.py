@@ -87,16 +87,19 @@ def test_goodput_counts_the_requests_that_meet_each_limit_by_themselves(limits):
     slos = [parse_slo(text) for text in limits]
     for seed in range(5):
         records = odd_records(seed)
-        good = 0
+        good = unknown = 0
         for record in records:
             values = [(by_itself_ms(record, slo.metric, open_loop=True), slo) for slo in slos]
-            good += (
+            meets = (
                 record.ok
                 and not record.at_start
                 and all(not own.size or statistic_ms(own, slo.statistic) <= slo.limit_ms for own, slo in values)
             )
+            in_one = not record.exchange.streamed and record.output_tokens > 1
+            hidden = meets and in_one and any(not own.size for own, _ in values)
+            good, unknown = good + (meets and not hidden), unknown + hidden
         found = goodput(records, slos, open_loop=True)
-        judged = sum(not record.at_start for record in records)
+        judged = sum(not record.at_start for record in records) - unknown
         assert (found.good, found.requests) == (good, judged)
 
 

@@ -248,3 +248,19 @@ def test_attempts_at_one_level_are_pooled():
     one = verdicts(run_of((4, records_of(0))), run_of((4, records_of(2))))["ttft_p50"]
     two = verdicts(a, b)["ttft_p50"]
     assert two.high - two.low < one.high - one.low
+
+
+def test_a_difference_that_attempts_of_one_run_have_too_is_no_claim():
+    """Each attempt is faster or slower as a whole, as under other tenants: 3 % on average."""
+    sides = [
+        run_of(*((4, records_of(10 * side + i, slower=slower)) for i, slower in enumerate(speeds)))
+        for side, speeds in enumerate([(0.95, 1.0, 1.05), (0.98, 1.03, 1.08)])
+    ]
+    found = verdicts(*sides)
+    assert {d.verdict for d in found.values()} == {"no difference"}
+    ttft = found["ttft_p50"]
+    assert ttft.freedom == 4
+    assert ttft.low < 0 < ttft.high
+    assert ttft.detectable > 0.1
+    faster = run_of(*((4, records_of(30 + i, slower=0.5)) for i in range(3)))
+    assert verdicts(sides[0], faster)["ttft_p50"].verdict == "faster"
