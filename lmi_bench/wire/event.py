@@ -30,6 +30,7 @@ class WireEvent:
     input_tokens   prompt tokens as counted by the server
     output_tokens  output tokens so far as counted by the server
     cached_tokens  prompt tokens found in the server's prefix cache, if reported
+    reasoning_tokens  of the output tokens, as counted by the server, whether shown or not
     queue_ms, prefill_ms  waiting in the server, and from there to its first token, if reported
     error          the server's message: the request failed although the status was 200
     error_kind     category of that error, one of `errors.TARGET_ERROR_KINDS`
@@ -46,6 +47,7 @@ class WireEvent:
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
     queue_ms: float | None = None
     prefill_ms: float | None = None
     error: str | None = None
@@ -59,7 +61,7 @@ class WireEvent:
         if not isinstance(self.text, str):
             raise TypeError("its text is not a string")
         counts = (self.token_count, self.output_tokens, self.input_tokens, self.cached_tokens)
-        for count in counts:
+        for count in (*counts, self.reasoning_tokens):
             if count is not None and not (type(count) is int and 0 <= count <= _MOST_TOKENS):
                 shown = count if type(count) is int else f"of type {type(count).__name__}"
                 raise TypeError(f"a count of tokens is {shown}")

@@ -44,6 +44,7 @@ class _OpenAiFormat(SseFormat):
             "input_tokens": usage.get("prompt_tokens"),
             "output_tokens": usage.get("completion_tokens"),
             "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            "reasoning_tokens": (usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
             # vLLM --enable-per-request-metrics: its TTFT begins when the request is scheduled
             "queue_ms": _time_ms(metrics.get("queue_time_ms")),
             "prefill_ms": _time_ms(metrics.get("time_to_first_token_ms")),
@@ -257,6 +258,7 @@ def _last(response: dict[str, Any], **more: Any) -> WireEvent:
         input_tokens=usage.get("input_tokens"),
         output_tokens=usage.get("output_tokens"),
         cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
+        reasoning_tokens=(usage.get("output_tokens_details") or {}).get("reasoning_tokens"),
         **more,
     )
 

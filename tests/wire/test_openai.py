@@ -340,7 +340,7 @@ USAGE = {
     "output_tokens_details": {"reasoning_tokens": 5},
     "total_tokens": 123,
 }
-COUNTS = {"input_tokens": 36, "output_tokens": 87, "cached_tokens": 16}
+COUNTS = {"input_tokens": 36, "output_tokens": 87, "cached_tokens": 16, "reasoning_tokens": 5}
 
 
 def parse(**event):

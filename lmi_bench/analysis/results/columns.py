@@ -68,13 +68,16 @@ class Columns:
         first_s, end_s = np.full((2, len(self.ok)), np.nan)
         first_s[owner[::-1]], end_s[owner] = times_s[::-1], times_s  # the last one written stays
         has_tokens = ~np.isnan(end_s)
+        came_first = np.ones(len(self.ok))  # tokens; reasoning that is not shown comes with the answer's first
+        came_first[owner[::-1]] = self.counts[self.counts > 0][::-1]
+        later = self.tokens - np.where(self.first_answer_s == first_s, came_first, 1)
         end_s = np.where(has_tokens, end_s, self.ended_s)
         shown = {
             "ttft": (first_s - start_s, self.streamed),
             "ttft_from_sent": (first_s - self.sent_s, self.streamed),
             "ttft_answer": (self.first_answer_s - start_s, has_tokens),
             "dispatch_delay": (self.sent_s - self.due_s, self.ok),
-            "tpot": ((end_s - first_s) / np.maximum(self.tokens - 1, 1), self._has_gaps),
+            "tpot": ((end_s - first_s) / np.maximum(later, 1), self._has_gaps),
             "e2e": (end_s - start_s, self.ok),
             "e2e_from_sent": (end_s - self.sent_s, self.ok),
             "latency_per_token": ((end_s - start_s) / np.maximum(self.tokens, 1), has_tokens & (self.tokens > 0)),

@@ -10,6 +10,7 @@ have three attempts.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -98,11 +99,6 @@ class _Side:
         """The wall time of all attempts."""
         return math.fsum(self.walls_s)
 
-    @property
-    def attempts(self) -> int:
-        """Number of attempts."""
-        return len(self.walls_s)
-
     def logs(self, metric: str) -> FloatArray:
         """Logarithm of a metric in each attempt; not finite where one lacks it."""
         values = []
@@ -163,26 +159,25 @@ def _with_attempts(differences: Sequence[Difference], sides: Mapping[str, tuple[
     in all of its requests, so that no draw of them shows it."""
     from scipy.special import stdtr, stdtrit  # 0.2 s to load
 
-    many = {level: pair for level, pair in sides.items() if min(s.attempts for s in pair) >= ATTEMPTS_FOR_LESS}
-    spreads: dict[str, tuple[float, int]] = {}
-    for metric in dict.fromkeys(d.metric for d in differences):
-        squares, freedom = 0.0, 0
-        for a, b in many.values():
-            for own in (a.logs(metric), b.logs(metric)):
-                if np.isfinite(own).all():
-                    squares, freedom = squares + float(np.sum((own - own.mean()) ** 2)), freedom + own.size - 1
-        spreads[metric] = squares, freedom
+    many = {
+        level: pair for level, pair in sides.items() if min(len(side.walls_s) for side in pair) >= ATTEMPTS_FOR_LESS
+    }
+    squares, freedom = defaultdict[str, float](float), defaultdict[str, int](int)
+    for d in differences:
+        for logs in (side.logs(d.metric) for side in many.get(d.level, ())):
+            if np.isfinite(logs).all():
+                squares[d.metric] += float(logs.var() * logs.size)
+                freedom[d.metric] += logs.size - 1
     found = list(differences)
     for i, d in enumerate(differences):
-        squares, freedom = spreads[d.metric]
-        if d.level not in many or d.change is None or d.noise is None or not freedom:
+        if d.change is None or d.noise is None or not (of := freedom[d.metric]) or d.level not in many:
             continue
-        noise = math.sqrt(squares / freedom * sum(1 / side.attempts for side in many[d.level]))
+        noise = math.sqrt(squares[d.metric] / of * sum(1 / len(side.walls_s) for side in many[d.level]))
         if noise > d.noise:
-            log, half = math.log1p(d.change), noise * float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
-            chance = max(d.p_value or 0.0, 2 * float(stdtr(freedom, -abs(log) / noise)))
-            between = math.expm1(log - half), math.expm1(log + half)
-            found[i] = replace(d, noise=noise, freedom=freedom, p_value=chance, low=between[0], high=between[1])
+            log, half = math.log1p(d.change), noise * float(stdtrit(of, (1 + CONFIDENCE) / 2))
+            chance = max(d.p_value or 0.0, 2 * float(stdtr(of, -abs(log) / noise)))
+            low, high = math.expm1(log - half), math.expm1(log + half)
+            found[i] = replace(d, noise=noise, freedom=of, p_value=chance, low=low, high=high)
     return found
 
 
@@ -272,7 +267,7 @@ def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> 
         a, b = of_load  # else all count: one of them may be of an older version
     for metric in LATENCIES:
         differences += _compare_latency(replace(throughput, metric=metric, unit="ms"), a, b, rng)
-    few = min(a.attempts, b.attempts) < ATTEMPTS_FOR_LESS
+    few = min(len(a.walls_s), len(b.walls_s)) < ATTEMPTS_FOR_LESS
     for i, d in enumerate(differences):
         if few and d.change is not None:
             verdict: Verdict = "no difference" if abs(d.change) < LEAST_CLAIM else d.verdict

@@ -148,6 +148,7 @@ class _Collector:
     error: WireEvent | None = None
     model: str | None = None
     reasoning_tokens: int = 0
+    stated_reasoning: int = 0
     thought_chars: int = 0
     answered: bool = False
     first_answer_s: float | None = None
@@ -165,6 +166,7 @@ class _Collector:
         if event.queue_ms is not None and event.prefill_ms is not None:
             self.stated["queue_s"] = event.queue_ms / MS_PER_S
             self.stated["prefill_s"] = event.prefill_ms / MS_PER_S
+        self.stated_reasoning = event.reasoning_tokens or self.stated_reasoning
         self.model = self.model or (event.model if isinstance(event.model, str) else None)
         self.ended, self.tokenless = event.end, event.tokenless
         if event.error is not None:
@@ -173,6 +175,13 @@ class _Collector:
             return
         if num_tokens := event.num_tokens:
             self._add_tokens(num_tokens, event.text, time_s, late_s, event.reasoning)
+
+    def count_hidden(self) -> None:
+        """Count reasoning that the server has counted and not shown: it came before the answer."""
+        hidden, whole = self.stated_reasoning, self.stated.get("output_tokens") or 0
+        if hidden and self.counts and not self.reasoning_tokens and sum(self.counts) + hidden <= whole:
+            self.reasoning_tokens, self.first_answer_s = hidden, self.times_s[0]
+            self.counts[0] += hidden
 
     def add_plain(self, text: str, time_s: float, late_s: float) -> None:
         """Take one token of the answer proper that says nothing else."""
@@ -265,6 +274,7 @@ def decode_answer(
             collector.streamed, collector.ended = False, True
         elif stream:
             _collect_stream(wire_format, bodies, reads, stamps, collector, signals)
+            collector.count_hidden()
         if whole:
             signals.saw_model(received.adapter or "", collector.model)
             _judge(collector)

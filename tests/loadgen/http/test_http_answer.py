@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi_bench.analysis.results.columns import request_ms
 from lmi_bench.core.errors import TargetError
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.loadgen.http.answer import Received, decode_answer
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.wire.format import FORMAT_NAMES, find_format
@@ -131,6 +133,22 @@ def test_the_first_token_of_the_answer_is_told_from_the_first_thought():
     assert exchange.first_answer_s == 5.0
     assert exchange.reasoning_tokens == 2
     assert exchange.text[exchange.thought_chars :] == "Yes."
+
+
+@pytest.mark.parametrize(("hidden", "tpot_ms"), [(500, 1000.0), (0, 2000 / 502)])
+def test_thoughts_that_are_counted_and_not_shown_came_before_the_first_token(hidden, tpot_ms):
+    """Three tokens from 2 s on, one a second, of 503 that the server counts."""
+    counts = {"completion_tokens": 503, "completion_tokens_details": {"reasoning_tokens": hidden}}
+    last = b"data: " + json.dumps({"choices": [], "usage": counts}).encode() + b"\n\n"
+    parts = _chat_stream(*(({"content": word}, None) for word in "abc"))
+    parts[-2:] = [chunk(last), chunk(DONE), LAST_CHUNK]
+    reads = [(i * 10**9, None, part, 0) for i, part in enumerate(parts, start=1)]
+    exchange = decode_answer(
+        find_format("openai-chat"), Received(reads, 200, 0, sent_ns=0), kernel_time=None, signals=ReceiveSignals()
+    )
+    assert (exchange.reasoning_tokens, sum(exchange.token_counts)) == (hidden, 3 + hidden)
+    record = RequestRecord(0, 0.0, exchange, output_tokens=503)
+    assert request_ms(record, "tpot", open_loop=False) == pytest.approx(tpot_ms)
 
 
 def test_an_answer_without_thoughts_has_one_first_token():
