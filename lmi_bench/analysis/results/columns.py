@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -141,49 +142,28 @@ def request_ms(record: RequestRecord, metric: str, *, open_loop: bool) -> float 
     return float(values_ms[0]) if values_ms.size else None
 
 
+_EXCHANGED = ("first_answer_s", "streamed", "token_counts")
+_OF_ITSELF = ("status", "due_s", "sent_s", "ended_s", "output_tokens", "token_times_s", "at_start")
+_OF_RECORD = attrgetter(*_OF_ITSELF, *(f"exchange.{name}" for name in _EXCHANGED))
+_OF_LINE = itemgetter(*_OF_ITSELF, *_EXCHANGED)
+_ABSENT = {"ended_s": None, "first_answer_s": None, "streamed": True, "at_start": False}
+
+
 def columns_of(records: Sequence[RequestRecord] | Columns) -> Columns:
     """The columns of a level's requests; those of stored ones are made once."""
     if isinstance(records, Columns):
         return records
     if not isinstance(records, StoredRecords):
-        return _columns(
-            (
-                r.status,
-                r.due_s,
-                r.sent_s,
-                r.ended_s,
-                r.exchange.first_answer_s,
-                r.output_tokens,
-                r.exchange.streamed,
-                r.token_times_s,
-                r.exchange.token_counts,
-                r.at_start,
-            )
-            for r in records
-        )
+        return _columns(map(_OF_RECORD, records))
     if records.kept is None:
-        records.kept = _columns(
-            (
-                each["status"],
-                each["due_s"],
-                each["sent_s"],
-                each.get("ended_s"),
-                each.get("first_answer_s"),
-                each["output_tokens"],
-                each.get("streamed", True),
-                each["token_times_s"],
-                each["token_counts"],
-                each.get("at_start", False),
-            )
-            for each in records.lines
-        )
+        records.kept = _columns(_OF_LINE({**_ABSENT, **each}) for each in records.lines)
     kept: Columns = records.kept
     return kept
 
 
 def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:
     parts = list(zip(*rows, strict=True)) or [()] * 10
-    status, due_s, sent_s, ended_s, answer_s, tokens, streamed, times_s, counts, at_start = parts
+    status, due_s, sent_s, ended_s, tokens, times_s, at_start, answer_s, streamed, counts = parts
     sizes = np.fromiter(map(len, times_s), np.int64, len(times_s))
     flat_s, flat = _flat(times_s, sizes), _flat(counts, sizes)
     owner = np.repeat(np.arange(len(sizes)), sizes)

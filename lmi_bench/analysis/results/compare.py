@@ -94,22 +94,14 @@ class _Side:
     records: Mapping[Key, RequestRecord]
     walls_s: Sequence[float]
 
-    @property
-    def wall_s(self) -> float:
-        """The wall time of all attempts."""
-        return math.fsum(self.walls_s)
-
     def logs(self, metric: str) -> FloatArray:
         """Logarithm of a metric in each attempt; not finite where one lacks it."""
+        name, _, statistic = metric.partition("_")
         values = []
         for attempt, wall_s in enumerate(self.walls_s):
             columns = columns_of([r for (of, _), r in self.records.items() if of in (attempt, -1 - attempt)])
-            if metric == THROUGHPUT:
-                values.append(columns.tokens.sum() / wall_s)
-            else:
-                name, statistic = metric.rsplit("_", 1)
-                own, _ = columns.values_ms(name, open_loop=self.open_loop)
-                values.append(statistic_ms(own, statistic) if own.size else 0.0)
+            own = columns.values_ms(name, open_loop=self.open_loop)[0] if statistic else columns.tokens / wall_s
+            values.append((statistic_ms(own, statistic) if statistic else own.sum()) if own.size else 0.0)
         logs: FloatArray = np.log(np.array(values))
         return logs
 
@@ -245,12 +237,7 @@ def _sides(run: Run) -> dict[tuple[str, float], _Side]:
         if not kept:
             continue
         attempts = [run.records[i] for i in kept]
-        answered = {
-            (attempt, record.request_id): record
-            for attempt, sent in enumerate(attempts)
-            for record in sent
-            if record.ok
-        }
+        answered = {(attempt, r.request_id): r for attempt, sent in enumerate(attempts) for r in sent if r.ok}
         walls_s = [columns_of(each).wall_s for each in attempts]
         sides[key] = _Side(key[0] == "rate_per_s", answered, walls_s)
     return sides
@@ -282,9 +269,9 @@ def _compare_throughput(blank: Difference, a: _Side, b: _Side, rng: np.random.Ge
     at a rate it ends with its last answer, so each draw has the sends answered in other times.
     """
     tokens = [side.columns.tokens for side in (a, b)]
-    if not tokens[0].any() or not tokens[1].any() or a.wall_s <= 0 or b.wall_s <= 0:
+    if not tokens[0].any() or not tokens[1].any() or min(math.fsum(a.walls_s), math.fsum(b.walls_s)) <= 0:
         return replace(blank, reason="a side completed no request with tokens")
-    points = [float(t.sum()) / s.wall_s for t, s in zip(tokens, (a, b), strict=True)]
+    points = [float(t.sum()) / math.fsum(s.walls_s) for t, s in zip(tokens, (a, b), strict=True)]
     indices = _draws(a, b, RESAMPLES, rng)
     drawn = []
     for side, counts, chosen, point in zip((a, b), tokens, indices, points, strict=True):
@@ -295,7 +282,7 @@ def _compare_throughput(blank: Difference, a: _Side, b: _Side, rng: np.random.Ge
             starts = np.flatnonzero(np.diff(attempts, prepend=math.inf))
             ends_s = side.columns.sent_s[slots] + np.vstack([e2e[slots], e2e[chosen]])
             last_s = np.maximum.reduceat(ends_s, starts, axis=1).sum(axis=1)
-            drawn.append(counts[chosen].sum(axis=1) / (side.wall_s + last_s[1:] - last_s[0]))
+            drawn.append(counts[chosen].sum(axis=1) / (math.fsum(side.walls_s) + last_s[1:] - last_s[0]))
             continue
         users = max(1, round(blank.load))
         pace = float(counts.sum() / _worked_through_s(e2e[None, :], users)[0])

@@ -9,7 +9,8 @@ equal bins of time; the value of a bin is the logarithm of the median gap betwee
 stream. Gaps follow the number of streams that decode, which changes with arrivals and ends, so its
 logarithm is fitted first. The moment is the one at which a step removes most of the squares that
 are left (CUSUM with a covariate); its chance is that of as large a step after the rest is put
-together anew in blocks, which keeps the likeness of neighbouring bins.
+together anew in blocks, which keeps the likeness of neighbouring bins. And whole requests have to
+differ on both sides of it.
 """
 
 import numpy as np
@@ -92,7 +93,7 @@ _LEAST_APART = 0.3  # of a step's spread that the load does not explain
 # of a level, in seconds and in requests one after the other: in a shorter one the way in which
 # users begin and end looks like a step
 _LEAST_S, _LEAST_ROUNDS = 10.0, 8
-_BLOCK_BINS, _DRAWS, _MOST_CHANCE = 3, 500, 0.01
+_BLOCK_BINS, _DRAWS, _MOST_CHANCE, _LEAST_ERRORS = 3, 500, 0.01, 3.5
 
 
 def speed_step(columns: Columns, *, seed: int = 0) -> SpeedStep | None:
@@ -122,7 +123,20 @@ def speed_step(columns: Columns, *, seed: int = 0) -> SpeedStep | None:
     chance = float((np.abs(drawn @ steps).max(axis=1) >= abs(sizes[at])).mean())
     if chance > _MOST_CHANCE:
         return None
-    return SpeedStep(at_s=float(ends_s[at + _EDGE_BINS - 1]), change=change)
+    at_s = float(ends_s[at + _EDGE_BINS - 1])
+    return SpeedStep(at_s=at_s, change=change) if _in_requests(columns, at_s) else None
+
+
+def _in_requests(columns: Columns, at_s: float) -> bool:
+    """Whether requests sent later differ in their own pace from those that ended before: those of
+    two replicas or adapters differ among themselves, and each moment mixes them anew."""
+    tpot_s, rows = columns.values_s("tpot", open_loop=False, counted_only=False)
+    pace = np.log(np.maximum(tpot_s, 1e-9))
+    sides = pace[columns.last_s[rows] <= at_s], pace[columns.sent_s[rows] >= at_s]
+    if min(map(len, sides)) < 2:
+        return True
+    error = np.sqrt(sum(side.var(ddof=1) / side.size for side in sides))
+    return bool(abs(sides[1].mean() - sides[0].mean()) > _LEAST_ERRORS * error)
 
 
 def _bins(columns: Columns) -> tuple[FloatArray, FloatArray, FloatArray]:

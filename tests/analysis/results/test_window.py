@@ -117,6 +117,23 @@ def test_a_step_is_found_with_its_time_and_its_size(slower, since_s):
         assert found.change == pytest.approx(slower - 1, abs=0.03)
 
 
+@pytest.mark.parametrize(("slower", "is_found"), [(1.0, False), (1.5, True)])
+def test_requests_of_two_paces_are_no_step(slower, is_found):
+    """Each request of four users goes to one of two replicas, the other half as fast again."""
+    found = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        free_s, records = [0.0] * 4, []
+        for number in range(60):
+            user = free_s.index(min(free_s))
+            gap_s = 0.02 * (1.5 if rng.random() < 0.5 else 1.0) * (slower if free_s[user] > 20 else 1.0)
+            times = free_s[user] + 0.1 + np.cumsum(gap_s * rng.lognormal(0, 0.1, 100))
+            records.append(request(number, times.tolist(), sent=free_s[user]))
+            free_s[user] = float(times[-1])
+        found += speed_step(columns_of(records), seed=seed) is not None
+    assert (found > 10) if is_found else (found == 0)
+
+
 def test_more_streams_are_no_step():
     """An open loop that fills up: the gap grows with the number of streams, not with time."""
     calm, busy = _records(users=2, seconds=20.0), _records(users=8, seconds=20.0)
