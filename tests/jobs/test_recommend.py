@@ -47,6 +47,13 @@ def test_what_the_other_profile_answers_stands_beside_the_default_one():
     assert found.to_json()["other_profile"]["recommended"]["instance"] == "ml.g5.2xlarge"
 
 
+def test_a_machine_whose_host_most_images_do_not_run_on_is_doubted():
+    options = {"model": "llama-3.2-1b", "input_tokens": 64, "output_tokens": 8, "rate": 0.1, "platform": "ec2"}
+    doubted, usual = (lmi_bench.recommend(instance=[name], **options) for name in ("g5g.xlarge", "ml.g4dn.xlarge"))
+    assert "arm64" in doubted.answer.recommended.warnings[0]
+    assert not any("arm64" in each for each in usual.answer.recommended.warnings)
+
+
 def test_a_copy_spans_machines_where_none_holds_it_alone():
     """Kimi K2 has 1,912 GiB of 16-bit weights, eight H200 1,101 GiB of memory."""
     asked = RecommendSettings(

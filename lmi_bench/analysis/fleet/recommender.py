@@ -45,6 +45,7 @@ Prepared = tuple[Sequence[Planned], Sequence[Rejection]]
 
 _FAR = 2.0  # times the cost of the cheapest that was simulated
 _MOST_ROUNDS = 4
+_OTHER_HOST = "the hosts of {device.name} are {device.host}: the server needs an image that is built for it"
 
 
 def no_progress(text: str, share: float) -> None:
@@ -199,7 +200,7 @@ def _screened(
     request: RecommendRequest, layout: Layout, plan: CopyPlan, fit: Fit, factors: TimeFactors
 ) -> CopyCapacity:
     """The capacity of one copy within the SLOs in closed form, with its uncertainty."""
-    steady = plan.steady
+    steady, device = plan.steady, layout.instance.accelerator
     held = operating_point.held_slos(steady, request.slos, factors)
     batch = central = float(steady.slots)
     if request.slos:
@@ -218,9 +219,8 @@ def _screened(
         concurrency=math.floor(batch + 1e-6),
         limited_by=limited_by,
         warnings=(
-            *request.profile.warnings_for(
-                accelerator=layout.instance.accelerator.name, engine_version=request.engine_version
-            ),
+            *([] if device.host == "x86_64" else [_OTHER_HOST.format(device=device)]),
+            *request.profile.warnings_for(accelerator=device.name, engine_version=request.engine_version),
             *layout.setting.caveats(),
         ),
         measured=_measured(request, layout),
