@@ -100,6 +100,7 @@ class _Config:
         stated = dict(each.split("=") for each in (self.family.get("defaults") or "").split())
         own = {key: int(value) if value.isdigit() else inner.pop(value, None) for key, value in stated.items()}
         self.config = inner = own | inner
+        self._restore_names(inner)
         if inner.get("is_encoder_decoder"):
             raise InputError(f"model {name!r} has an encoder and a decoder: only decoders are planned")
         self.layers = self.count("layers") or len(self.listed("layer_types"))
@@ -116,11 +117,20 @@ class _Config:
         self.heads = self.count("heads") or self.count("state_heads") or max(1, self.hidden // 128)
         self.head_dim = self.count("head_dim") or max(1, self.hidden // self.heads)
         self.config |= self._of_blocks()
-        if inner.get("block_auto_adjust_ff_dim"):  # LFM2: two thirds of it, rounded up
-            step = self.count("block_multiple_of", 256)
-            self.config[_keys("ffn")[0]] = step * math.ceil(int(2 * self.count("ffn") / 3) / step)
+        if self._is("lfm2") and inner.get("block_auto_adjust_ff_dim", True):  # two thirds, rounded up
+            step, factor = self.count("block_multiple_of", 256), float(inner.get("block_ffn_dim_multiplier") or 1)
+            width = int(factor * int(2 * self.count("ffn") / 3))
+            self.config[_keys("ffn")[0]] = step * math.ceil(width / step)
         squares = "relu2" in (inner.get("mlp_hidden_act"), inner.get("hidden_act"))
         self.matrices = 2 if squares else int(self.family.get("matrices") or 3)
+
+    def _restore_names(self, inner: dict[str, Any]) -> None:
+        """Put in place the names that models were published with, where transformers saves others."""
+        if rates := inner.get("compress_rates"):
+            inner["compress_ratios"] = [rates.get(kind, 0) for kind in inner.pop("layer_types")]
+        for own in (inner.get("per_layer_config") or {}).values() if self._is("gemma4") else ():
+            inner["global_head_dim"] = own.get("head_dim")
+            inner["num_global_key_value_heads"] = own.get("num_key_value_heads")
 
     def count(self, figure: str, default: int = 0) -> int:
         """The whole number of a figure, of a list the largest; the default without one."""
@@ -208,7 +218,7 @@ class _Config:
         sparse = layer >= first and layer % step == offset % step
         sparse &= layer <= self.count("moe_layer_end_index", self.layers)
         if types:
-            sparse = types[layer] in ("sparse", 1)
+            sparse = types[layer] not in ("dense", 0)
         elif chosen:
             sparse = layer in chosen
         sparse = sparse and layer not in self.config.get("mlp_only_layers", ())
@@ -241,7 +251,7 @@ class _Config:
         query, out = heads * key_dim, heads * value_dim
         total = query_rank * (h + query) if query_rank else h * query
         gated = self.config.get("attn_output_gate") or self.config.get("mla_use_output_gate")
-        total += keys + h * out * bool(gated or self._is("qwen3_next"))
+        total += keys + h * out * bool(gated or self._is("qwen3_next", "qwen3_5", "qwen3_5_moe"))
         total += out * low + self.count("o_groups") * low * h if low else out * h
         index_heads = self.count("index_n_heads")
         return total + (query_rank * index_heads + h) * self.count("index_head_dim")
@@ -268,9 +278,12 @@ class _Config:
             params, state = 4 * h * inner + 2 * key * (h + inner), inner * key
         elif size := self.count("state_size"):
             inner = self.count("state_heads") * self.count("state_head_dim")
+            if not self.count("heads"):  # of a model with attention this is the MLP's
+                inner = inner or self.count("intermediate_size")
             inner, groups = inner or self.count("expand", 2) * h, self.count("state_groups")
             channels, taps = inner + 2 * groups * size, self.count("state_taps", 1)
-            params, state = h * (3 * inner + 2 * groups * size), inner * size
+            steps = inner // self.count("state_head_dim", 64) if groups else 0  # of each head of Mamba 2
+            params, state = h * (3 * inner + 2 * groups * size + steps), inner * size
             if not groups:  # the first kind: steps and a decay for each channel
                 params += inner * (2 * self.count("rank", -(-h // 16)) + 3 * size)
         elif self.count("conv_L_cache"):  # gated convolution

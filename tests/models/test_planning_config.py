@@ -67,6 +67,56 @@ def test_the_engines_reader_agrees_on_weights_and_cache(name):
     assert both.params_total == pytest.approx(engine.params_total + planned.encoder_params, rel=0.004)
 
 
+def saved_again(name):
+    """A config in the form in which transformers 5.23 saves it."""
+    config = copy.deepcopy(CONFIGS[name])
+    if name == "deepseek-v4-flash":
+        rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+        kinds = {rate: kind for kind, rate in rates.items()} | {0: "sliding_attention"}
+        types = [kinds[rate] for rate in config.pop("compress_ratios")[: config["num_hidden_layers"]]]
+        mlps = ["hash_moe"] * 3 + ["moe"] * (len(types) - 3)
+        return config | {"compress_rates": rates, "layer_types": types, "mlp_layer_types": mlps}
+    text = config["text_config"]
+    own = {"head_dim": text.pop("global_head_dim")}
+    if kv_heads := text.pop("num_global_key_value_heads", None):
+        own["num_key_value_heads"] = kv_heads
+    usual = ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(text["num_hidden_layers"])]
+    types = text.setdefault("layer_types", usual)
+    full = [i for i, kind in enumerate(types) if kind == "full_attention"]
+    text["per_layer_config"] = {f"{i:02}": own for i in full}
+    return config
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-flash", "gemma-4-31b", "gemma-4-e2b"])
+def test_a_model_that_transformers_saved_again_has_the_same_sizes(name):
+    assert planning_shape(name, saved_again(name)) == shape_of(name)
+
+
+def test_a_gate_of_the_output_that_qwen_3_5_does_not_state_is_counted():
+    config = copy.deepcopy(CONFIGS["qwen3.5-27b"])
+    del config["text_config"]["attn_output_gate"]
+    assert planning_shape("qwen3.5-27b", config) == shape_of("qwen3.5-27b")
+
+
+@pytest.mark.parametrize(
+    ("changed", "width"),
+    [
+        ({}, 4608),  # two thirds of 6656, in steps of 256, where the file does not say so
+        ({"block_ffn_dim_multiplier": 1.5}, 6656),
+        ({"block_auto_adjust_ff_dim": False}, 6656),
+        ({"intermediate_size": 1024}, 4608),  # block_ff_dim counts before it
+    ],
+)
+def test_lfm2_s_mlp_has_the_width_that_the_model_builds(changed, width):
+    assert shape_of("lfm2-350m", **changed).ffn_size == width
+
+
+def test_mamba_2_has_a_step_for_each_head():
+    """7,285,403,648 parameters in Mamba-Codestral's folder; vectors are not counted."""
+    assert shape_of("mamba-codestral-7b").params_total == pytest.approx(7_285_403_648, rel=0.001)
+    assert shape_of("mamba2-2.7b").params_total == pytest.approx(2_702_599_680, rel=0.001)
+
+
 def test_latent_attention_caches_one_vector_a_token_and_layer():
     assert kv_bytes_per_token(shape_of("deepseek-v3")) == 61 * (512 + 64) * 2
     assert kv_bytes_per_token(shape_of("kimi-k2"), tensor_parallel=8) == 61 * 576 * 2
@@ -154,6 +204,8 @@ def test_the_catalog_s_states_are_those_of_the_configs():
         ("jamba-1.5-mini", 4, None),
         ("kimi-linear-48b-a3b", 7, None),
         ("deepseek-v3", 61, None),
+        ("mamba-codestral-7b", 0, None),
+        ("lfm2-350m", 6, None),
     ],
 )
 def test_layers_with_the_whole_context_are_counted(name, full, window):
