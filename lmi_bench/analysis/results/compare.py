@@ -94,16 +94,22 @@ class _Side:
     records: Mapping[Key, RequestRecord]
     walls_s: Sequence[float]
 
-    def logs(self, metric: str) -> FloatArray:
+    def logs(self, attempts: Sequence[Columns], metric: str) -> FloatArray:
         """Logarithm of a metric in each attempt; not finite where one lacks it."""
         name, _, statistic = metric.partition("_")
         values = []
-        for attempt, wall_s in enumerate(self.walls_s):
-            columns = columns_of([r for (of, _), r in self.records.items() if of in (attempt, -1 - attempt)])
+        for columns, wall_s in zip(attempts, self.walls_s, strict=True):
             own = columns.values_ms(name, open_loop=self.open_loop)[0] if statistic else columns.tokens / wall_s
             values.append((statistic_ms(own, statistic) if statistic else own.sum()) if own.size else 0.0)
         logs: FloatArray = np.log(np.array(values))
         return logs
+
+    def attempts(self) -> list[Columns]:
+        """The requests of each attempt."""
+        found: list[list[RequestRecord]] = [[] for _ in self.walls_s]
+        for (attempt, _), record in self.records.items():
+            found[attempt if attempt >= 0 else -1 - attempt].append(record)
+        return list(map(columns_of, found))
 
     def counted(self) -> "_Side":
         """The side with the requests that latencies count."""
@@ -152,11 +158,13 @@ def _with_attempts(differences: Sequence[Difference], sides: Mapping[str, tuple[
     from scipy.special import stdtr, stdtrit  # 0.2 s to load
 
     many = {
-        level: pair for level, pair in sides.items() if min(len(side.walls_s) for side in pair) >= ATTEMPTS_FOR_LESS
+        level: [(side, side.attempts()) for side in pair]
+        for level, pair in sides.items()
+        if min(len(side.walls_s) for side in pair) >= ATTEMPTS_FOR_LESS
     }
     squares, freedom = defaultdict[str, float](float), defaultdict[str, int](int)
     for d in differences:
-        for logs in (side.logs(d.metric) for side in many.get(d.level, ())):
+        for logs in (side.logs(attempts, d.metric) for side, attempts in many.get(d.level, ())):
             if np.isfinite(logs).all():
                 squares[d.metric] += float(logs.var() * logs.size)
                 freedom[d.metric] += logs.size - 1
@@ -164,7 +172,7 @@ def _with_attempts(differences: Sequence[Difference], sides: Mapping[str, tuple[
     for i, d in enumerate(differences):
         if d.change is None or d.noise is None or not (of := freedom[d.metric]) or d.level not in many:
             continue
-        noise = math.sqrt(squares[d.metric] / of * sum(1 / len(side.walls_s) for side in many[d.level]))
+        noise = math.sqrt(squares[d.metric] / of * sum(1 / len(side.walls_s) for side, _ in many[d.level]))
         if noise > d.noise:
             log, half = math.log1p(d.change), noise * float(stdtrit(of, (1 + CONFIDENCE) / 2))
             chance = max(d.p_value or 0.0, 2 * float(stdtr(of, -abs(log) / noise)))
