@@ -33,16 +33,24 @@ def run(*args, cwd=ROOT, **more):
     return done.stdout
 
 
-def interpreter(minor):
-    """Python 3.`minor` on PATH or among pyenv's versions, if one can make environments."""
+def interpreters(minor):
+    """Python 3.`minor` on PATH and among pyenv's versions."""
     name = f"python3.{minor}"
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    for path in (shutil.which(name), *sorted(versions.glob(f"3.{minor}.*/bin/{name}"))):
-        if path is not None and not subprocess.call(
-            [path, "-c", "import ensurepip, ssl, venv"], stderr=subprocess.DEVNULL
-        ):
+    return [path for path in (shutil.which(name), *sorted(versions.glob(f"3.{minor}.*/bin/{name}"))) if path]
+
+
+def interpreter(minor):
+    """One of them that can make environments."""
+    for path in interpreters(minor):
+        if not subprocess.call([path, "-c", "import ensurepip, ssl, venv"], stderr=subprocess.DEVNULL):
             return path
-    pytest.skip(f"no {name} here")
+    pytest.skip(f"no python3.{minor} here that makes environments")
+
+
+OTHERS = [n for n in (14, 13, 12, 11) if n != sys.version_info.minor and interpreters(n)]
+if "LMI_BENCH_EACH_PYTHON" not in os.environ:  # half a minute for each
+    OTHERS = OTHERS[:1]
 
 
 def environment(folder):
@@ -112,7 +120,7 @@ def test_an_installed_wheel_sweeps_and_reports(builder, tmp_path, compiled):
         assert all(path.startswith(str(tmp_path / "fresh")) for path in shipped)
 
 
-@pytest.mark.parametrize("minor", [n for n in (11, 12, 13, 14) if n != sys.version_info.minor])
+@pytest.mark.parametrize("minor", OTHERS)
 def test_another_python_runs_the_wheel(builder, tmp_path, minor):
     run(interpreter(minor), "-m", "venv", tmp_path / "fresh")
     python = tmp_path / "fresh" / "bin" / "python"
