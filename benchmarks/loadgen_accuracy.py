@@ -188,6 +188,7 @@ TABLE = (
     Row(512, "TLS", server="tls", repeat=3),
     Row(1024, "TLS", server="tls", repeat=3),
     Row(1536, "TLS", server="tls", rounds=5, repeat=3),
+    Row(1536, "TLS, Python receiver", server="tls", receive="python", rounds=5),
 )
 
 
