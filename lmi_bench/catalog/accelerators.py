@@ -12,6 +12,7 @@ LinkKind = Literal["none", "pcie", "nvlink", "neuronlink", "xgmi"]
 
 _GIGA = 1e9
 _TERA = 1e12
+_BFLOAT16_SINCE: Final = 8.0  # compute capability
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class Accelerator:
     multiprocessors: int | None = None
     compute_capability: float | None = None
     host: str = "x86_64"
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether its units compute in bfloat16; of a device without CUDA, True."""
+        return self.compute_capability is None or self.compute_capability >= _BFLOAT16_SINCE
 
     def peak_flop_per_s(self, compute_dtype: str) -> float | None:
         """Dense peak for matrix products in this type; None if unsupported or unknown."""

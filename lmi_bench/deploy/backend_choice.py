@@ -60,7 +60,7 @@ def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> lis
         if era not in row["eras"] or vendor not in row["vendors"] or not holds[row["when"]]:
             continue
         reason = row["reason"].format(accelerator=accelerator)
-        if row["backend"] == "vLLM" and (instance.accelerator.compute_capability or 8.0) < 8.0:
+        if row["backend"] == "vLLM" and not instance.accelerator.has_bfloat16:
             reason += f"; {accelerator} has no bfloat16: option.dtype=fp16"
         verdict = BackendVerdict(row["backend"], row["verdict"], reason, row["settings"])
         problem = machine_problem({_ENGINES[verdict.backend]}, instance)

@@ -30,7 +30,6 @@ _JUMPSTART_REQUESTS: Final = 128
 _LONGEST_NGRAM: Final = 4
 _LMI_DTYPES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "auto": "auto"}
 _USUAL: Final = "float16"  # of a plan: 16 bits, as the checkpoint has them
-_BFLOAT16_SINCE: Final = 8.0  # compute capability
 _FLOAT8_SINCE: Final = 8.9  # compute capability
 _TGI_CACHE_DTYPE_SINCE: Final = "3.0"
 _DRAFT_MODELS_SINCE: Final = "0.14"
@@ -245,12 +244,11 @@ def served_dtype(plan: DeploymentPlan, *, knows_auto: bool = True) -> str | None
     Raises InputError for a type that the engine refuses for this model.
     """
     shape, dtype, device = plan.setup.shape, plan.setup.dtype, plan.setup.instance.accelerator
-    capability, is_wide = device.compute_capability, dtype in ("bfloat16", "float32")
+    is_wide = dtype in ("bfloat16", "float32")
     is_stated = is_wide or (dtype == _USUAL and plan.weights.stated_dtype)
-    has_bfloat16 = capability is None or capability >= _BFLOAT16_SINCE
-    if shape.architecture in WITHOUT_FLOAT16 and (is_stated or not has_bfloat16) and not is_wide:
+    if shape.architecture in WITHOUT_FLOAT16 and (is_stated or not device.has_bfloat16) and not is_wide:
         advice = "leave out --dtype"
-        if not has_bfloat16:
+        if not device.has_bfloat16:
             advice = f"take a GPU with bfloat16, which {device.name} lacks"
         raise InputError(f"{shape.name} overflows in float16, which engines refuse: {advice}, or --dtype float32")
     if plan.weights.states_dtype and not is_stated:
@@ -261,7 +259,7 @@ def served_dtype(plan: DeploymentPlan, *, knows_auto: bool = True) -> str | None
         published = find_model_entry(shape.name).checkpoint_dtype
     except InputError:
         return _USUAL  # a folder
-    return "bfloat16" if published == "bfloat16" and has_bfloat16 else _USUAL
+    return "bfloat16" if published == "bfloat16" and device.has_bfloat16 else _USUAL
 
 
 def _quantization(plan: DeploymentPlan) -> str | None:
