@@ -1,7 +1,26 @@
 """A target's answer to one request; times are seconds on the loop's clock until shifted."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+
+
+def packed(times_s: Sequence[float], counts: Sequence[int]) -> tuple["array[float]", Sequence[int]]:
+    """Times and token counts of an answer's events as a run keeps them: 8 bytes an event.
+
+    No counts stand for one token in each event; such counts are shared by all answers of a length.
+    """
+    ones = _ones(len(times_s))
+    return (
+        times_s if isinstance(times_s, array) else array("d", times_s),
+        ones if not counts or tuple(counts) == ones else tuple(counts),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _ones(num_events: int) -> tuple[int, ...]:
+    return (1,) * num_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +47,8 @@ class Exchange:
     cached_tokens     prompt tokens found in the server's prefix cache, if it reports them
     thought_chars     number of leading characters of `text` that are reasoning
     adapter           adapter of the model that the request asked for
+
+    Times and counts are kept as `packed` gives them.
     """
 
     sent_s: float
@@ -56,8 +77,9 @@ class Exchange:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.token_counts and self.token_times_s:
-            object.__setattr__(self, "token_counts", (1,) * len(self.token_times_s))
+        times_s, counts = packed(self.token_times_s, self.token_counts)
+        object.__setattr__(self, "token_times_s", times_s)
+        object.__setattr__(self, "token_counts", counts)
         if len(self.token_counts) != len(self.token_times_s):
             raise ValueError(f"{len(self.token_times_s)} token times but {len(self.token_counts)} counts")
 
@@ -76,7 +98,7 @@ class Exchange:
         return replace(
             self,
             sent_s=self.sent_s - start_s,
-            token_times_s=tuple(t - start_s for t in self.token_times_s),
+            token_times_s=array("d", [t - start_s for t in self.token_times_s]),
             ended_s=None if self.ended_s is None else self.ended_s - start_s,
             first_answer_s=None if self.first_answer_s is None else self.first_answer_s - start_s,
             text="",

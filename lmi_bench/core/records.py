@@ -229,8 +229,8 @@ def record_of(line: Mapping[str, Any]) -> RequestRecord:
     """The record that a line describes."""
     exchange = Exchange(
         line["sent_s"],
-        tuple(line["token_times_s"]),
-        tuple(line["token_counts"]),
+        line["token_times_s"],
+        line["token_counts"],
         **{name: line[name] for name in _OF_EXCHANGE if name in line},
     )
     return RequestRecord(exchange=exchange, **{key: line[key] for key in _OF_RECORD if key in line})

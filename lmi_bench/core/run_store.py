@@ -27,6 +27,7 @@ import orjson
 
 from lmi_bench.core import durable
 from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.exchange import packed
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.host import host_facts, installed_versions, without_collection
 from lmi_bench.core.level import Level
@@ -229,6 +230,7 @@ def load_run(path: Path, *, to_resume: bool = False) -> Run:
             kept = lines.get((line["level"], line["attempt"]))
             if kept is not None:
                 check_line(line, path / REQUESTS)
+                line["token_times_s"], line["token_counts"] = packed(line["token_times_s"], line["token_counts"])
                 kept.append(line)
     counts = {key: len(kept) for key, kept in lines.items() if kept}
     levels = _complete((path, manifest), levels, counts, tears)

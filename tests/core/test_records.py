@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.records import RequestRecord, request_line
 from lmi_bench.core.workload import PlannedRequest
 
 REQUEST = PlannedRequest(5, 0.0, input_tokens=8, output_tokens=4)
@@ -31,15 +33,28 @@ def test_a_failed_request_keeps_what_had_arrived():
     record = RequestRecord.failed(REQUEST, 0.25, error)
     assert not record.ok
     assert (record.status, record.error) == ("broken_stream", "closed")
-    assert (record.due_s, record.sent_s, record.token_times_s) == (0.25, 0.5, (1.0,))
+    assert (record.due_s, record.sent_s, list(record.token_times_s)) == (0.25, 0.5, [1.0])
 
 
 def test_a_request_that_never_left_was_sent_when_it_was_tried():
     record = RequestRecord.failed(REQUEST, 0.25, TargetError("connect", "refused"), sent_s=0.5)
-    assert (record.sent_s, record.token_times_s, record.output_tokens) == (0.5, (), 0)
+    assert (record.sent_s, list(record.token_times_s), record.output_tokens) == (0.5, [], 0)
 
 
 def test_shifting_moves_every_time_alike():
     record = RequestRecord(0, 10.0, Exchange(11.0, (12.0, 13.0), ended_s=13.5)).shifted(10.0)
     assert (record.due_s, record.sent_s, record.ended_s) == (0.0, 1.0, 3.5)
-    assert record.token_times_s == (2.0, 3.0)
+    assert list(record.token_times_s) == [2.0, 3.0]
+
+
+def test_an_event_is_kept_in_a_dozen_bytes():
+    times_s, counts = [float(event) for event in range(100)], [1] * 100
+    tracemalloc.start()
+    kept = [Exchange(0.0, tuple(times_s), tuple(counts)) for _ in range(100)]
+    line = request_line(0, 1, RequestRecord(0, 0.0, kept[0]), ())
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 100 * 100 * 14
+    assert (line["token_times_s"], line["token_counts"]) == (times_s, counts)
+    odd = Exchange(0.0, (1.0, 2.0), (1, 3))
+    assert (list(odd.token_times_s), odd.token_counts) == ([1.0, 2.0], (1, 3))

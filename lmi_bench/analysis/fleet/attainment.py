@@ -141,7 +141,7 @@ def _columns(run: QueueRun, ramp: int, end: int) -> Columns:
         tokens,
         yes,
         times_s,
-        np.ones(times_s.size),
+        np.ones(times_s.size, dtype=np.int32),
         np.repeat(row, gained),
         sent_s + run.e2e_s[ramp:end],
     )

@@ -13,7 +13,7 @@ from lmi_bench.analysis.results.quantiles import FloatArray
 from lmi_bench.core.records import STATUS_OK, RequestRecord, StoredRecords
 from lmi_bench.core.units import MS_PER_S
 
-Values = tuple[FloatArray, NDArray[np.int64]]
+Values = tuple[FloatArray, NDArray[np.integer[Any]]]
 """Values, and the row of each."""
 
 
@@ -43,8 +43,8 @@ class Columns:
     tokens: FloatArray
     streamed: NDArray[np.bool_]
     times_s: FloatArray
-    counts: FloatArray
-    owner: NDArray[np.int64]
+    counts: NDArray[np.int32]
+    owner: NDArray[np.integer[Any]]
     last_s: FloatArray
     found: dict[bool, Mapping[str, FloatArray]] = field(default_factory=dict, repr=False)
 
@@ -89,7 +89,7 @@ class Columns:
     def _token_events(self) -> Values:
         """Times of the events that carry tokens, and their rows."""
         has_tokens = self.counts > 0
-        return self.times_s[has_tokens], self.owner[has_tokens]
+        return (self.times_s, self.owner) if has_tokens.all() else (self.times_s[has_tokens], self.owner[has_tokens])
 
     @property
     def _has_gaps(self) -> NDArray[np.bool_]:
@@ -165,8 +165,9 @@ def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:
     parts = list(zip(*rows, strict=True)) or [()] * 10
     status, due_s, sent_s, ended_s, tokens, times_s, at_start, answer_s, streamed, counts = parts
     sizes = np.fromiter(map(len, times_s), np.int64, len(times_s))
-    flat_s, flat = _flat(times_s, sizes), _flat(counts, sizes)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
+    flat_s = np.frombuffer(b"".join(times_s))
+    flat = np.fromiter(chain.from_iterable(counts), np.int32, len(flat_s))
+    owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     last_s = np.full(len(sizes), np.nan)
     last_s[owner] = flat_s
     stated = np.asarray(tokens, dtype=np.float64)
@@ -186,7 +187,3 @@ def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:
         owner=owner,
         last_s=last_s,
     )
-
-
-def _flat(rows: Sequence[Sequence[Any]], sizes: NDArray[np.int64]) -> FloatArray:
-    return np.fromiter(chain.from_iterable(rows), np.float64, int(sizes.sum()))

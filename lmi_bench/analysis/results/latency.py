@@ -101,14 +101,12 @@ def summarise_ms(values_s: Sequence[float] | FloatArray) -> level.Statistics:
     """
     values = np.asarray(values_s, dtype=np.float64) * MS_PER_S
     n = int(values.size)
+    needed = {name: samples_needed(quantile) for name, quantile in level.QUANTILES.items()}
+    unsupported = {name: f"needs {least} samples, has {n}" for name, least in needed.items() if n < least}
+    shown = {name: quantile for name, quantile in level.QUANTILES.items() if name not in unsupported}
     found: dict[str, Any] = {}
-    unsupported = {}
-    for name, quantile in level.QUANTILES.items():
-        if n < (needed := samples_needed(quantile)):
-            unsupported[name] = f"needs {needed} samples, has {n}"
-        else:
-            found[name] = float(np.quantile(values, quantile))
     if n:
+        found = dict(zip(shown, np.quantile(values, list(shown.values())).tolist(), strict=True))
         found |= {name: float(getattr(np, name)(values)) for name in ("mean", "min", "max", "std")}
     return level.Statistics(**found, n=n, unsupported=unsupported)
 

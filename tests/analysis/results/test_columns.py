@@ -10,7 +10,7 @@ import pytest
 
 from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.slo_results import goodput, statistic_ms
-from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.exchange import Exchange, packed
 from lmi_bench.core.records import RequestRecord, StoredRecords, request_line
 from lmi_bench.core.slo import METRICS, parse_slo
 
@@ -65,7 +65,10 @@ def wall_s(records):
 
 
 def stored(records):
-    return StoredRecords([request_line(0, 1, record, ()) for record in records])
+    lines = [request_line(0, 1, record, ()) for record in records]
+    for line in lines:
+        line["token_times_s"], line["token_counts"] = packed(line["token_times_s"], line["token_counts"])
+    return StoredRecords(lines)
 
 
 @pytest.mark.parametrize("metric", METRICS)

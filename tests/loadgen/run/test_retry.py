@@ -48,7 +48,7 @@ def test_the_latency_runs_from_the_first_send_and_the_retries_are_counted():
     record = _record(server)
     assert server.sent_s == [0.0, 1.5, 3.5]
     assert (record.status, record.exchange.retries, record.sent_s) == ("ok", 2, 0.0)
-    assert record.token_times_s == (4.5,)
+    assert tuple(record.token_times_s) == (4.5,)
 
 
 def test_the_third_failure_is_the_answer():
@@ -92,7 +92,7 @@ def test_a_request_that_is_given_up_counts_its_retries_from_its_first_send(timeo
     record = run_virtual(measure(Resolved(target).send, REQUEST, 0.0, timeout_s=timeout_s)).record()
     assert (record.status, record.sent_s, record.ended_s) == ("timeout", 0.0, timeout_s)
     assert record.exchange.retries == len(server.sent_s) - 1 == (0 if timeout_s < 1.5 else 1)
-    assert record.token_times_s == (() if timeout_s < 1.5 else (2.0,))
+    assert tuple(record.token_times_s) == (() if timeout_s < 1.5 else (2.0,))
 
 
 def test_a_first_try_that_succeeds_counts_none():
