@@ -220,11 +220,14 @@ class Command(TyperCommand):
         return super().parse_args(ctx, stated)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; raises InputError for a number that is not finite, as `nan`."""
+        """Run the command; raises InputError for a number that is not finite, or `-` as a file."""
         for param in self.params:
             value = ctx.params.get(param.name or "")
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(f"{param.opts[0]} {value}: give a finite number")
+            if value == Path("-"):  # elsewhere often stdout; here it would become a file of that name
+                hint = "; --output json prints the answer" if "--json" in param.opts else ""
+                raise InputError(f"{param.opts[0]} -: name a file{hint}")
         try:
             with _termination_as_interrupt():
                 return super().invoke(ctx)

@@ -70,6 +70,7 @@ def test_a_length_of_nothing_is_not_the_runs_length(run):
     ("flags", "said"),
     [
         (("--rate", "nan"), "--rate nan: give a finite number"),
+        (("--rate", "1", "--json", "-"), "--json -: name a file; --output json"),
         (("--rate", "1", "--max-usd-per-hour", "inf"), "--max-usd-per-hour inf"),
         (("--price-per-hour", "1"), "--prices file"),
         (("--measured-on", "ml.g5.2xlarge"), "give the run folders"),
