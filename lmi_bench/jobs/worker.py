@@ -101,13 +101,14 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
     loop, serving, heard_s = asyncio.get_running_loop(), asyncio.current_task(), 0.0
     orders: asyncio.Queue[LevelOrder | Start] = asyncio.Queue()
     runner: LevelRunner  # of the last order; before one nothing is asked
+    fault: str | None = None
     assert serving is not None
 
     def heard(message: Message | LmiBenchError) -> None:
         nonlocal heard_s
         heard_s = time.monotonic()
         if isinstance(message, Ping):
-            channel.send(Ping(message.sent_s, heard_s, runner.watch.late_frac()))
+            channel.send(Ping(message.sent_s, heard_s, runner.watch.late_frac(), fault))
         elif isinstance(message, Stop):
             runner.stop(message.reason)
         elif isinstance(message, LevelOrder | Start):
@@ -116,8 +117,8 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
             serving.cancel()
 
     async def send_level(order: LevelOrder) -> None:
-        nonlocal runner
-        fault: str | None = None
+        nonlocal runner, fault
+        fault = None
 
         async def start() -> float:
             nonlocal fault
@@ -142,8 +143,7 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
 
         rules = replace(order.rules, watch=(lambda _: tell) if order.tells else None)
         runner = LevelRunner(replace(order, rules=rules), target, prompts, on_progress)
-        part = await runner.run_part(start)
-        channel.send(replace(part, fault=fault))
+        channel.send(replace(await runner.run_part(start), fault=fault))
 
     channel.listen(heard)
     channel.send(Ready())

@@ -75,11 +75,13 @@ class Ping:
     """Asks for the time at `sent_s` of the sweep, and answers with `at_s` of the worker.
 
     late_frac  share of the last second that the worker's loop was late
+    fault      of its level so far, such as a late start
     """
 
     sent_s: float
     at_s: float = 0.0
     late_frac: float = 0.0
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

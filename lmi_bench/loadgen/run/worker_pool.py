@@ -104,7 +104,7 @@ class _Worker:
 
     sending   it is due to answer within `SILENT_S`
     in_level  its clock must not step
-    fault     a step of its clock in this level
+    fault     why this level cannot be trusted: a step of its clock, a late start
     """
 
     number: int
@@ -139,8 +139,7 @@ class _Worker:
             async with asyncio.timeout(SILENT_S):
                 await self.heard.wait()
         if not self.heard.is_set():  # after a time without reads both may hold
-            name = self.channel.name
-            raise LmiBenchError(f"{name} has not answered for {SILENT_S:g} s: {_LOST}")
+            raise LmiBenchError(f"{self.channel.name} has not answered for {SILENT_S:g} s: {_LOST}")
 
     def _heard(self, message: channels.Message | LmiBenchError) -> None:
         self.heard.set()
@@ -149,13 +148,13 @@ class _Worker:
             return
         now_s, name = asyncio.get_running_loop().time(), self.channel.name
         step_s = self.clock.add(message.sent_s, message.at_s, now_s)
-        if step_s and self.in_level and self.fault is None:
-            self.fault = f"its clock has stepped by {s_to_ms(step_s):,.0f} ms or more"
+        fault = f"its clock has stepped by {s_to_ms(step_s):,.0f} ms or more" if step_s else message.fault
+        if fault and self.in_level and self.fault is None:
+            self.fault = fault
             self.tell(f"{name}: {self.fault}: the level is invalid")
         if message.late_frac > MAX_LATE_FRAC and self.sending and not self.is_short_of_core:
             self.is_short_of_core = True
-            share = f"its loop was late for {message.late_frac:.0%} of a second"
-            self.tell(f"{name} gets too little of a core: {share}")
+            self.tell(f"{name} gets too little of a core: its loop was late for {message.late_frac:.0%} of a second")
 
     async def expect(self, *kinds: type[channels.Message]) -> channels.Message:
         """Its next message; raises an error that names it if it has failed or ended."""

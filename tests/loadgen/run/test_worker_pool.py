@@ -41,7 +41,7 @@ from lmi_bench.loadgen.run.channel import Job, Ready, Start
 from lmi_bench.loadgen.run.hosts import LOCAL, PIPE_SECRET, Launched
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress, StopRules
 from lmi_bench.loadgen.run.sweep import run_sweep
-from lmi_bench.loadgen.run.worker_pool import WorkerPool
+from lmi_bench.loadgen.run.worker_pool import WorkerPool, _Worker
 from lmi_bench.targets.bench import NO_ACCESS
 from lmi_bench.targets.open import open_bench
 from lmi_bench.wire.format import find_format
@@ -290,6 +290,28 @@ def test_a_worker_whose_start_comes_late_says_so_with_its_part(url):
     launched.close()
     launched.end()
     assert re.fullmatch(r"the start reached it 1,0\d\d ms late", part.fault)
+
+
+def test_a_worker_whose_start_comes_late_is_named_while_the_level_runs(url, monkeypatch):
+    """The level would last a minute; it is cancelled as soon as the worker is named."""
+    begin, said = _Worker.begin, []
+    monkeypatch.setattr(_Worker, "begin", lambda worker, at_s: begin(worker, at_s - worker.number))
+
+    async def main():
+        class Hears(Silent):
+            def warn(self, text):
+                if text.startswith("worker 1") and "the start" in text:
+                    said.append(text)
+                    level.cancel()
+
+        with closing(WorkerPool(_job(url), 2, listener=Hears())) as pool:
+            level = asyncio.create_task(_endless(url, pool))
+            with pytest.raises(asyncio.CancelledError):
+                await level
+
+    run_on_sockets(main())
+    (line,) = said
+    assert re.fullmatch(r"worker 1 \(local\): the start reached it [\d,]+ ms late: the level is invalid", line)
 
 
 def test_auto_takes_another_worker_when_a_core_is_nearly_full():
