@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from lmi_bench.analysis.results.columns import Columns, columns_of  # noqa: E402
 from lmi_bench.analysis.results.window import speed_step  # noqa: E402
+from lmi_bench.core.level import SpeedStep  # noqa: E402
 from lmi_bench.core.run_store import load_run  # noqa: E402
 
 LOADS = {
@@ -101,7 +102,7 @@ def main() -> None:
             for slower in SLOWER:
                 level, since_s = _warped(columns, slower, rng)
                 found = speed_step(level)
-                if found is not None:
+                if isinstance(found, SpeedStep):
                     counts[slower] += 1
                     if slower > 1:
                         moments.append(abs(found.at_s - since_s))

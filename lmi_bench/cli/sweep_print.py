@@ -24,7 +24,7 @@ from lmi_bench.report import text as run_text
 from lmi_bench.report.formats import MISSING, metric_title, number
 from lmi_bench.report.slo_text import met_and_missed, search_headline, slo_headline
 from lmi_bench.report.tables import levels as tables
-from lmi_bench.report.tables.extras import engine_rows, known_rows, session_rows, spread_rows
+from lmi_bench.report.tables.extras import engine_rows, known_rows, session_rows, spread_rows, steadiness_line
 
 if TYPE_CHECKING:  # loads the planner
     from lmi_bench.jobs.results import Comparison, Summary
@@ -168,7 +168,7 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
     print_table("Percentile asked for, 95 %", known_rows(levels), left=("level", "metric"))
     note(*run_text.replica_lines(levels))
     warn(*check_levels(levels))
-    facts = run_text.generator_line, run_text.token_counts_line, run_text.ttft_parts_line, cheapest
+    facts = run_text.generator_line, steadiness_line, run_text.token_counts_line, run_text.ttft_parts_line, cheapest
     for line in (fact(levels) for fact in facts):
         if line is not None:
             say(line)

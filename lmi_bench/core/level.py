@@ -306,6 +306,7 @@ class Level(JsonValue):
                       decided or known
     start_requests    first requests of a closed loop's users, in no latency; 0 if too few others
                       were sent, so that all count; None if all count by definition
+    speed_unknown     what a level lacks in which no step was looked for; None in virtual time
     search            its judgement, if a search chose the level
     attempts, spread  of several pooled attempts; never in a file
     attempts_left_out  the numbers of others, and why they are not pooled; never in a file
@@ -327,6 +328,7 @@ class Level(JsonValue):
     request_throughput_per_s: float | None = None
     steady: SteadyWindow = SteadyWindow()
     speed_step: SpeedStep | None = None
+    speed_unknown: str | None = None
     known: KnownQuantile | None = None
     valid: bool = True
     invalid_reason: str | None = None
@@ -451,7 +453,7 @@ _OF_A_PRICE = ("price_usd_per_hour", "elapsed_s", "spent_usd", "usd_per_1m_outpu
 _KEYS = """
     level attempt stopped_by concurrency rate_per_s requests start_requests? errors errors_by_kind
     error_examples? output_tokens input_tokens wall_s throughput_tokens_per_s
-    total_throughput_tokens_per_s request_throughput_per_s steady speed_step? known? valid
+    total_throughput_tokens_per_s request_throughput_per_s steady speed_step? speed_unknown? known? valid
     invalid_reason ttft_ms ttft_from_sent_ms ttft_answer_ms? reasoning_tokens?
     reasoning_token_share? dispatch_delay_ms itl_ms tpot_ms e2e_ms e2e_from_sent_ms
     latency_ms_per_token mean_concurrency little_law_ratio retries connect_ms tls_ms generator

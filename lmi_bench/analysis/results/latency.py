@@ -124,11 +124,10 @@ def _error_examples(failed: Sequence[RequestRecord]) -> dict[str, list[str]]:
 
 def summarise_level(run: LevelRun) -> level.Level:
     """The line of levels.jsonl of a level that ran."""
-    spec = run.spec
+    spec, columns = run.spec, columns_of(run.records)
     completed = [record for record in run.records if record.ok]
     failed = [record for record in run.records if not record.ok]
-    columns = columns_of(run.records)
-    wall_s, at_start = columns.wall_s, int((~columns.counted).sum())
+    wall_s, at_start, step = columns.wall_s, int((~columns.counted).sum()), speed_step(columns)
     e2e_s, _ = columns.values_s("e2e", open_loop=spec.load.is_open, counted_only=False)
     output_tokens = sum(record.output_tokens for record in completed)
     input_tokens = sum(record.input_tokens for record in completed)
@@ -158,7 +157,8 @@ def summarise_level(run: LevelRun) -> level.Level:
         total_throughput_tokens_per_s=per_second(input_tokens + output_tokens),
         request_throughput_per_s=per_second(len(completed)),
         steady=steady_window(columns),
-        speed_step=speed_step(columns),
+        speed_step=step if isinstance(step, level.SpeedStep) else None,
+        speed_unknown=step if isinstance(step, str) else None,
         valid=run.check.valid is not False,
         invalid_reason=run.check.reason if run.check.valid is False else None,
         stopped_by=run.stopped_by,

@@ -96,15 +96,18 @@ _LEAST_S, _LEAST_ROUNDS = 10.0, 8
 _BLOCK_BINS, _DRAWS, _MOST_CHANCE, _LEAST_ERRORS = 3, 500, 0.01, 3.5
 
 
-def speed_step(columns: Columns, *, seed: int = 0) -> SpeedStep | None:
-    """The largest step of the level's speed; None if chance would give as large a one, and for a
-    level that is too short to tell."""
+def speed_step(columns: Columns, *, seed: int = 0) -> SpeedStep | str | None:
+    """The largest step of the level's speed; None if chance would give as large a one, a text for a
+    level that is too short to tell: what it needs."""
     took_s, _ = columns.values_s("e2e", open_loop=False, counted_only=False)
-    if not took_s.size or columns.wall_s < max(_LEAST_S, _LEAST_ROUNDS * float(np.median(took_s))):
+    if not took_s.size:
         return None
+    needed_s = max(_LEAST_S, _LEAST_ROUNDS * float(np.median(took_s)))
+    if columns.wall_s < needed_s:
+        return f"needs {needed_s:.3g} s, took {columns.wall_s:.3g} s"
     ends_s, gaps_s, streams = _bins(columns)
     if len(gaps_s) < _LEAST_BINS:
-        return None
+        return f"needs tokens in {_LEAST_BINS} of {_BINS} parts of its time, has {len(gaps_s)}"
     level, steps = np.log(gaps_s), np.tri(len(gaps_s), k=-1)[:, _EDGE_BINS - 1 : -_EDGE_BINS]
     spread = np.sqrt(((steps - steps.mean(axis=0)) ** 2).sum(axis=0))
     fitted = np.column_stack([np.ones(len(level)), np.log(streams)])

@@ -194,9 +194,9 @@ async def _observed(
 
 
 def _by_the_wall_clock(level: Level, started_at: datetime) -> Level:
-    """The level with its start and end, to find it in other logs; unchanged in virtual time."""
+    """The level with its start and end, for other logs; virtual time has neither and is steady."""
     if is_virtual():
-        return level
+        return replace(level, speed_unknown=None)
     started, ended = (at.isoformat(timespec="milliseconds") for at in (started_at, datetime.now(UTC)))
     return replace(level, started_at=started, ended_at=ended)
 

@@ -107,7 +107,16 @@ def steady_table(axis: str, lines: Lines) -> Table | None:
         *fields_of("steady"),
         Field("Difference", change),
     ]
-    return per_level("Steady window beside the whole level", axis, lines, fields, NOTES["steady window"])
+    said = steadiness_line(lines)
+    note = NOTES["steady window"] + (f" Here {said}." if said else "")
+    return per_level("Steady window beside the whole level", axis, lines, fields, note)
+
+
+def steadiness_line(lines: Lines) -> str | None:
+    """That no level was long enough to tell whether it was steady; None if one was."""
+    if not lines or not all(line.speed_unknown and line.of("itl").n for line in lines):
+        return None
+    return f"whether the levels were steady is not known: {lines[-1].name} {lines[-1].speed_unknown}"
 
 
 def sessions_table(axis: str, lines: Lines) -> Table | None:

@@ -10,7 +10,7 @@ from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.window import speed_step, steady_window
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import Level
+from lmi_bench.core.level import Level, SpeedStep
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
@@ -156,12 +156,24 @@ def test_short_levels_and_small_steps_are_not_named(slower, requests, of_the_tim
         RequestRecord(number, float(part[0]), Exchange(float(part[0]), tuple(part.tolist())))
         for number, part in enumerate(np.split(times, requests))
     ]
-    assert (speed_step(columns_of(records)) is not None) == is_found
+    assert isinstance(speed_step(columns_of(records)), SpeedStep) == is_found
 
 
-def test_too_few_tokens_say_nothing():
-    assert speed_step(columns_of(_records(seconds=0.5))) is None
+def test_a_level_that_is_too_short_to_tell_says_what_it_needs():
+    """Ten seconds at least; eight of the middle request's time, here 5 s; and tokens to follow."""
+    assert speed_step(columns_of(_records(seconds=1.5))) == "needs 10.3 s, took 1.49 s"
+    paired = [request(number, 5.0 * number + np.linspace(0.1, 5, 50), 5.0 * number) for number in range(4)]
+    level = summarise_level(LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=4), 0, tuple(paired)))
+    assert (level.speed_step, level.speed_unknown) == (None, "needs 40 s, took 20 s")
+    assert Level.from_json(level.to_json()).speed_unknown == level.speed_unknown
+    rare = [request(number, [2.0 * number + 1, 2.0 * number + 2], 2.0 * number) for number in range(20)]
+    assert speed_step(columns_of(rare)) == "needs tokens in 16 of 40 parts of its time, has 0"
     assert speed_step(columns_of(())) is None
+
+
+def test_a_level_that_was_judged_gives_no_reason():
+    spec = LevelSpec(0, Load(concurrency=4), num_requests=1000)
+    assert "speed_unknown" not in summarise_level(LevelRun(spec, 0, _records())).to_json()
 
 
 def test_a_level_that_was_not_steady_is_warned_of():

@@ -18,6 +18,7 @@ from lmi_bench.report.tables.extras import (
     server_table,
     sessions_table,
     spread_table,
+    steadiness_line,
     steady_table,
 )
 from lmi_bench.report.tables.levels import generator_table, levels_table, statistics_tables
@@ -144,6 +145,17 @@ def test_energy_carries_whether_it_may_be_believed(valid, shown):
     (row,) = texts(power_table("concurrency", [line(server={"power": power})]))
     assert row["J per output token"] == "1.5"
     assert row["Reading"].startswith(shown)
+
+
+def test_a_sweep_of_levels_too_short_to_be_judged_says_so_once():
+    short = {"speed_unknown": "needs 40 s, took 12 s", "itl_ms": {"n": 9}, "steady": {"start_s": 1.0}}
+    lines = [line(**short), line(**short | {"concurrency": 16, "speed_unknown": "needs 41 s, took 20 s"})]
+    said = "whether the levels were steady is not known: concurrency 16 needs 41 s, took 20 s"
+    assert steadiness_line(lines).startswith(said)
+    assert said in steady_table("concurrency", lines).note
+    judged, tokenless = line(itl_ms={"n": 9}), line(speed_unknown="needs 10 s, took 9 s")
+    assert [steadiness_line([*lines, other]) for other in (judged, tokenless)] == [None, None]
+    assert steadiness_line([]) is None
 
 
 def test_first_and_later_turns_stand_apart():
