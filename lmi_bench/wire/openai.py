@@ -38,16 +38,14 @@ class _OpenAiFormat(SseFormat):
     def event(self, reply: dict[str, Any]) -> WireEvent:
         if reply.get("error") or reply.get("object") == "error":
             return error_event(reply)
-        usage, metrics = reply.get("usage") or {}, reply.get("metrics") or {}
+        usage = reply.get("usage") or {}
         counts: dict[str, Any] = {
             "model": reply.get("model"),
             "input_tokens": usage.get("prompt_tokens"),
             "output_tokens": usage.get("completion_tokens"),
             "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             "reasoning_tokens": (usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
-            # vLLM --enable-per-request-metrics: its TTFT begins when the request is scheduled
-            "queue_ms": _time_ms(metrics.get("queue_time_ms")),
-            "prefill_ms": _time_ms(metrics.get("time_to_first_token_ms")),
+            **_stages(reply),
         }
         choices = reply["choices"]
         if choices is None and reply.get("usage") is None:
@@ -146,6 +144,15 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
         fields["ignore_eos"] = True
         fields["min_tokens"] = request.output_tokens
     return fields
+
+
+def _stages(reply: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM --enable-per-request-metrics; its TTFT begins when the request is scheduled."""
+    metrics = reply.get("metrics") or {}
+    return {
+        "queue_ms": _time_ms(metrics.get("queue_time_ms")),
+        "prefill_ms": _time_ms(metrics.get("time_to_first_token_ms")),
+    }
 
 
 def _time_ms(value: object) -> float | None:
@@ -259,6 +266,7 @@ def _last(response: dict[str, Any], **more: Any) -> WireEvent:
         output_tokens=usage.get("output_tokens"),
         cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
         reasoning_tokens=(usage.get("output_tokens_details") or {}).get("reasoning_tokens"),
+        **_stages(response),
         **more,
     )
 

@@ -414,6 +414,14 @@ def test_a_whole_response_is_one_event():
     assert found == WireEvent(text='Hm. Yes{"at":1}', finish_reason="completed", end=True, **COUNTS)
 
 
+def test_a_response_of_vllm_states_its_times_with_its_end():
+    """`--enable-per-request-metrics`, as the other routes give them."""
+    times = {"queue_time_ms": 12.3, "time_to_first_token_ms": 85.2, "generation_time_ms": 1240.5}
+    response = {"object": "response", "status": "completed", "output": [], "usage": USAGE, "metrics": times}
+    for event in (parse(type="response.completed", response=response), parse(**response)):
+        assert (event.queue_ms, event.prefill_ms, event.end) == (12.3, 85.2, True)
+
+
 @pytest.mark.parametrize(
     ("event", "kind", "message"),
     [
