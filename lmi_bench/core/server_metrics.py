@@ -61,7 +61,7 @@ class ServerMetrics(JsonValue):
     """Summary of the server's own metrics of a level; None: the server did not report it.
 
     sources  addresses of the metrics pages; unreachable: those that failed, and why
-    first_tokens  answers whose TTFT `ttft_mean_ms` holds: those of other clients, too
+    first_tokens  answers that `ttft_mean_ms` (else `queue_mean_ms`) holds: other clients', too
     queue_mean_ms, prefill_mean_ms  accepted to first step, and first step to first token
     skew     requests of the busiest replica over the mean
     cpu_taken_frac  share of this machine's CPU time that others took, if the server is on it
@@ -96,18 +96,19 @@ class TtftSplit(JsonValue):
     client_ms   sent later than it was due (open loop): the wait for a connection or the client
     network_ms  between client and server, both ways, with the handling of HTTP
     queue_ms    accepted by the server to its first step
-    prefill_ms  first step to first token
-    other_ms    the rest of the server's own TTFT; None where it is not known apart: it is in
-                `prefill_ms` of /metrics without prefill times, in `network_ms` of answers
+    prefill_ms  first step to first token; None, as `network_ms`, where only the queue is stated
+    other_ms    the rest of the server's own TTFT, by /metrics, or of ours by a queue alone. None
+                where it is not known apart: it is in `prefill_ms` of /metrics without prefill
+                times, in `network_ms` of answers alone
     bound_ms    error of the client's part of it, at most: how late reads and sends may have been
     requests    streamed and complete answers; first ones of users count only with `metrics`
     source      of the server's times: `answers` or `metrics`
     """
 
     client_ms: float
-    network_ms: float
+    network_ms: float | None
     queue_ms: float
-    prefill_ms: float
+    prefill_ms: float | None
     other_ms: float | None
     bound_ms: float | None
     requests: int

@@ -31,49 +31,53 @@ MAX_OTHERS_FRAC = 0.02
 """Largest difference of the server's number of first tokens from ours, as a share. With a larger
 one others use the server, and its means are not those of our requests."""
 
-_Server = tuple[float, float | None, float, str]
-"""Queue, prefill (None: not stated) and the whole that they are part of, ms; the source."""
+_Server = tuple[float, float | None, float | None, str]
+"""Queue, prefill and the rest of the server's TTFT, ms (None: not known apart); the source."""
 
 
 def ttft_split(run: LevelRun, columns: Columns) -> TtftSplit | None:
     """The parts of the mean TTFT; None where the server states none, or served others too."""
     ttft_s, rows = columns.values_s("ttft_from_sent", open_loop=False)
-    found = _of_answers(run, rows.tolist()) if rows.size else None
+    every = columns.values_s("ttft_from_sent", open_loop=False, counted_only=False)
+    page = _of_metrics(run.server, every[0].size)
+    found = _of_answers(run, rows.tolist(), page) if rows.size else None
     if found is None:  # the page's means are those of all requests
-        ttft_s, rows = columns.values_s("ttft_from_sent", open_loop=False, counted_only=False)
-        found = _of_metrics(run.server, ttft_s.size)
+        (ttft_s, rows), found = every, page
     if found is None or not ttft_s.size:
         return None
-    queue_ms, stated_ms, server_ms, source = found
-    prefill_ms = server_ms - queue_ms if stated_ms is None else stated_ms
-    known = source == "metrics" and stated_ms is not None
+    queue_ms, prefill_ms, other_ms, source = found
+    rest_ms = float(ttft_s.mean()) * MS_PER_S - queue_ms - (prefill_ms or 0.0) - (other_ms or 0.0)
     late_s = (columns.sent_s - columns.due_s)[rows] if run.spec.load.is_open else np.zeros(1)
     return TtftSplit(
         client_ms=float(late_s.mean()) * MS_PER_S,
-        network_ms=float(ttft_s.mean()) * MS_PER_S - server_ms,
+        network_ms=None if prefill_ms is None else rest_ms,
         queue_ms=queue_ms,
         prefill_ms=prefill_ms,
-        other_ms=round(server_ms - queue_ms - prefill_ms, 6) + 0.0 if known else None,
+        other_ms=rest_ms if prefill_ms is None else other_ms,
         bound_ms=run.check.ttft_error_bound_ms,
         requests=ttft_s.size,
         source=source,
     )
 
 
-def _of_answers(run: LevelRun, rows: list[int]) -> _Server | None:
+def _of_answers(run: LevelRun, rows: list[int], page: _Server | None) -> _Server | None:
+    """The answers' own times; what these leave out is that of the page, if it states all."""
     exchanges = [run.records[row].exchange for row in rows]
     stages_s = np.array([(each.queue_s, each.prefill_s) for each in exchanges], dtype=float)
     queue_ms, prefill_ms = (stages_s.mean(axis=0) * MS_PER_S).tolist()
-    whole_ms = queue_ms + prefill_ms  # not a number where an answer states none
-    return (queue_ms, prefill_ms, whole_ms, "answers") if whole_ms >= 0 else None
+    stated = queue_ms + prefill_ms >= 0  # not a number where an answer states none
+    return (queue_ms, prefill_ms, page and page[2], "answers") if stated else None
 
 
 def _of_metrics(server: ServerMetrics | None, answers: int) -> _Server | None:
-    if server is None or server.queue_mean_ms is None or server.ttft_mean_ms is None:
+    if server is None or (queue_ms := server.queue_mean_ms) is None:
         return None
     if abs((server.first_tokens or 0.0) - answers) > MAX_OTHERS_FRAC * answers:
         return None
-    return server.queue_mean_ms, server.prefill_mean_ms, server.ttft_mean_ms, "metrics"
+    rest_ms = None if server.ttft_mean_ms is None else server.ttft_mean_ms - queue_ms  # TGI states none
+    if (prefill_ms := server.prefill_mean_ms) is None:
+        return queue_ms, rest_ms, None, "metrics"
+    return queue_ms, prefill_ms, None if rest_ms is None else round(rest_ms - prefill_ms, 6) + 0.0, "metrics"
 
 
 MAX_UNSURE_SHARE = 0.01

@@ -209,8 +209,9 @@ def _ttft(grown: Mapping[str, float], records: Sequence[RequestRecord]) -> dict[
         if (count := grown.get(f"{name}_count"))
     }
     client_s = [r.token_times_s[0] - r.sent_s for r in records if r.ok and r.token_times_s]
+    if "ttft_mean_ms" in found or "queue_mean_ms" in found:
+        found["first_tokens"] = grown.get("ttft_count") or grown["queue_count"]
     if "ttft_mean_ms" in found and client_s:
-        found["first_tokens"] = grown["ttft_count"]
         found["client_ttft_mean_ms"] = client_ms = statistics.fmean(client_s) * MS_PER_S
         found["client_minus_server_ttft_ms"] = client_ms - found["ttft_mean_ms"]
     return found

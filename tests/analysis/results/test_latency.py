@@ -264,10 +264,32 @@ def test_in_a_closed_loop_the_client_has_no_part():
 
 
 def test_times_in_the_answers_come_before_the_page_and_leave_the_rest_to_the_network():
-    split = _level(SERVED, queue_s=0.01, prefill_s=0.04).ttft_split
+    split = _level(queue_s=0.01, prefill_s=0.04).ttft_split
     assert (split.queue_ms, split.prefill_ms) == pytest.approx((10.0, 40.0))
     assert split.network_ms == pytest.approx(70.0)
     assert (split.other_ms, split.source) == (None, "answers")
+
+
+def test_beside_times_in_the_answers_the_page_tells_what_it_does_not_explain():
+    """Of its 100 ms 30 are its queue and 65 its prefill; 5 are neither, here as in the answers."""
+    split = _level(SERVED, queue_s=0.01, prefill_s=0.04).ttft_split
+    parts = (split.network_ms, split.queue_ms, split.prefill_ms, split.other_ms)
+    assert parts == pytest.approx((65.0, 10.0, 40.0, 5.0))
+    assert split.source == "answers"
+    for page in (replace(SERVED, first_tokens=13.0), replace(SERVED, prefill_mean_ms=None)):
+        split = _level(page, queue_s=0.01, prefill_s=0.04).ttft_split
+        assert (split.network_ms, split.other_ms) == (pytest.approx(70.0), None)
+
+
+def test_a_page_that_states_its_queue_alone_leaves_all_the_rest_unexplained():
+    """As TGI's does: 120 ms from the send, of which 30 in the queue."""
+    level = _level(ServerMetrics(queue_mean_ms=30.0, first_tokens=10.0))
+    split = level.ttft_split
+    assert (split.network_ms, split.prefill_ms, split.source) == (None, None, "metrics")
+    parts = (split.client_ms, split.queue_ms, split.other_ms)
+    assert parts == pytest.approx((2.0, 30.0, 90.0))
+    assert sum(parts) == pytest.approx(level.of("ttft").mean)
+    assert ttft_parts_line([level]).endswith(": 74% not explained, 25% server queue, 2% client")
 
 
 def test_first_requests_of_users_are_in_the_split_only_where_the_servers_page_counts_them():
@@ -283,8 +305,9 @@ def test_first_requests_of_users_are_in_the_split_only_where_the_servers_page_co
     level = summarise_level(LevelRun(spec, 0, records, server=SERVED))
     split = level.ttft_split
     assert (split.requests, split.source) == (9, "answers")
-    assert (split.queue_ms, split.network_ms) == pytest.approx((60.0, 20.0))
-    assert split.queue_ms + split.prefill_ms + split.network_ms == pytest.approx(level.of("ttft").mean)
+    assert (split.queue_ms, split.network_ms, split.other_ms) == pytest.approx((60.0, 15.0, 5.0))
+    parts = (split.queue_ms, split.prefill_ms, split.network_ms, split.other_ms)
+    assert sum(parts) == pytest.approx(level.of("ttft").mean)
     untold = [replace(one, exchange=replace(one.exchange, queue_s=None)) for one in records]
     split = summarise_level(LevelRun(spec, 0, untold, server=SERVED)).ttft_split
     assert (split.requests, split.source) == (10, "metrics")
@@ -303,7 +326,6 @@ def test_a_server_without_prefill_times_has_the_rest_of_its_ttft_there():
         None,
         replace(SERVED, first_tokens=13.0),  # others use the server
         replace(SERVED, queue_mean_ms=None),
-        replace(SERVED, ttft_mean_ms=None),
     ],
 )
 def test_without_times_of_our_requests_nothing_is_split(server):

@@ -60,6 +60,13 @@ def test_the_means_of_queue_and_prefill_are_those_of_the_level(serve):
     assert found["prefill_mean_ms"] == pytest.approx(150)
 
 
+def test_a_page_without_first_tokens_counts_what_left_its_queue(serve):
+    page = "tgi_request_queue_duration_sum {0}\ntgi_request_queue_duration_count {1}\n"
+    found = _watch(serve(page.format(9, 2), page.format(9.2, 6)))
+    assert (found["first_tokens"], found["queue_mean_ms"]) == (4, pytest.approx(50))
+    assert "ttft_mean_ms" not in found
+
+
 def test_names_of_sglang_are_known():
     sample = read_page(
         "sglang:num_running_reqs 4\nsglang:num_queue_reqs 2\nsglang:token_usage 0.5\n"
