@@ -196,9 +196,19 @@ class GeneratorReport(JsonValue):
 
 
 @dataclass(frozen=True, slots=True)
+class Turns(JsonValue):
+    """TTFT of the turns `first_turn` to `last_turn` of conversations, counted from 1."""
+
+    first_turn: int
+    last_turn: int
+    ttft_ms: Statistics
+
+
+@dataclass(frozen=True, slots=True)
 class Sessions(JsonValue):
     """A level's conversations: their number, length, and TTFT of first and later turns.
 
+    ttft_by_turns      of the turns 1, 2, 3 to 4, 5 to 8, ... as far as there were any
     finished           conversations whose every request was answered
     time_to_finish_ms  of these, from the first due time to the last answer
     """
@@ -208,6 +218,7 @@ class Sessions(JsonValue):
     turns_mean: float | None = None
     ttft_first_turn_ms: Statistics = NO_STATISTICS
     ttft_later_turns_ms: Statistics = NO_STATISTICS
+    ttft_by_turns: tuple[Turns, ...] | None = field(default=None, metadata=OPTIONAL)
     finished: int | None = None
     time_to_finish_ms: Statistics = NO_STATISTICS
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import Columns, columns_of
 from lmi_bench.analysis.results.quantiles import FloatArray
@@ -252,7 +253,7 @@ def _sessions(run: LevelRun, columns: Columns) -> level.Sessions:
     records = [record for record in run.records if record.session is not None]
     ttft_s, rows = columns.values_s("ttft", open_loop=run.spec.load.is_open)
     sent = [run.records[row] for row in rows]
-    turns = np.array([-1 if each.session is None else each.turn for each in sent])
+    turns = np.array([-1 if each.session is None else each.turn for each in sent], dtype=np.int64)
     by_session: dict[int | None, list[RequestRecord]] = {}
     for record in records:
         by_session.setdefault(record.session, []).append(record)
@@ -265,6 +266,7 @@ def _sessions(run: LevelRun, columns: Columns) -> level.Sessions:
         turns_mean=len(records) / len(by_session) if by_session else None,
         ttft_first_turn_ms=summarise_ms(ttft_s[turns == 0]),
         ttft_later_turns_ms=summarise_ms(ttft_s[turns > 0]),
+        ttft_by_turns=_by_turns(turns + 1, ttft_s),
         finished=len(whole),
         time_to_finish_ms=summarise_ms(
             [
@@ -274,6 +276,13 @@ def _sessions(run: LevelRun, columns: Columns) -> level.Sessions:
             ]
         ),
     )
+
+
+def _by_turns(turns: NDArray[np.int64], ttft_s: FloatArray) -> tuple[level.Turns, ...]:
+    """TTFT by bands of turns that double, without empty ones; turns count from 1."""
+    ends = [1 << power for power in range(int(turns.max(initial=1) - 1).bit_length() + 1)]
+    bands = [(end // 2 + 1, end, ttft_s[(turns > end // 2) & (turns <= end)]) for end in ends]
+    return tuple(level.Turns(first, last, summarise_ms(found_s)) for first, last, found_s in bands if found_s.size)
 
 
 def _without_hidden_p99(itl_ms: level.Statistics, check: level.GeneratorReport) -> level.Statistics:

@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from lmi_bench.catalog.tables import Row
-from lmi_bench.core.level import Level, Spread
-from lmi_bench.report.formats import MISSING, count, metric_title, number, share
+from lmi_bench.core.level import Level, Spread, Turns
+from lmi_bench.report.formats import MISSING, count, metric_title, number, share, statistic_cell
 from lmi_bench.report.table import NOTES, Cell, Field, Table, console_rows, table_of
 from lmi_bench.report.tables.levels import (
     FORMATS,
@@ -131,6 +131,19 @@ def session_rows(levels: Lines) -> list[dict[str, str]]:
     return named_rows(fields_of("sessions"), [line for line in levels if line.sessions])
 
 
+def turns_table(axis: str, lines: Lines) -> Table | None:
+    """TTFT by the turn of a conversation."""
+    told = [(line, each) for line in lines for each in value_at(line, "sessions.ttft_by_turns") or ()]
+    load = load_field(axis)
+    fields: list[Field[tuple[Level, Turns]]] = [
+        Field(load.title, lambda pair: load.of(pair[0])),
+        Field("Turns", lambda pair: " to ".join(map(str, sorted({pair[1].first_turn, pair[1].last_turn})))),
+        Field("mean", lambda pair: statistic_cell(pair[1].ttft_ms, "mean"), "TTFT, ms"),
+        Field("p90", lambda pair: statistic_cell(pair[1].ttft_ms, "p90"), "TTFT, ms"),
+    ]
+    return table_of("TTFT by the turn of a conversation", fields, told) if told else None
+
+
 def engine_table(axis: str, lines: Lines) -> Table | None:
     """Statistics of the engine in the same process."""
     if not any(line.engine for line in lines):
@@ -212,6 +225,7 @@ TABLES = (
     search_table,
     spread_table,
     sessions_table,
+    turns_table,
     steady_table,
     engine_table,
     server_table,

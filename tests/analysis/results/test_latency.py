@@ -234,6 +234,21 @@ def test_an_answer_that_came_whole_has_no_first_token_time():
     assert line.of("latency_per_token").mean == pytest.approx(500.0)
 
 
+def test_ttft_of_conversations_is_told_by_turns_in_bands_that_double():
+    """Two conversations of nine turns, whose TTFT grows by 10 ms a turn."""
+    records = tuple(
+        RequestRecord(i, float(i), Exchange(float(i), (i + 0.01 * (i % 9 + 1), i + 0.5)), session=i // 9, turn=i % 9)
+        for i in range(18)
+    )
+    spec = LevelSpec(0, Load(rate_per_s=1.0, sessions=True), num_requests=18)
+    level = summarise_level(LevelRun(spec, 0, records))
+    bands = [(each.first_turn, each.last_turn, each.ttft_ms.n) for each in level.sessions.ttft_by_turns]
+    assert bands == [(1, 1, 2), (2, 2, 2), (3, 4, 4), (5, 8, 8), (9, 16, 2)]
+    means = [each.ttft_ms.mean for each in level.sessions.ttft_by_turns]
+    assert means == pytest.approx([10.0, 20.0, 35.0, 65.0, 90.0])
+    assert Level.from_json(level.to_json()).sessions == level.sessions
+
+
 SERVED = ServerMetrics(ttft_mean_ms=100.0, queue_mean_ms=30.0, prefill_mean_ms=65.0, first_tokens=10.0)
 
 

@@ -20,6 +20,7 @@ from lmi_bench.report.tables.extras import (
     spread_table,
     steadiness_line,
     steady_table,
+    turns_table,
 )
 from lmi_bench.report.tables.levels import generator_table, levels_table, statistics_tables
 from lmi_bench.report.text import render_markdown
@@ -169,6 +170,18 @@ def test_first_and_later_turns_stand_apart():
     (row,) = texts(sessions_table("concurrency", [line(sessions=sessions)]))
     assert row["TTFT first turn, ms: mean"] == "200"
     assert row["TTFT later turns, ms: mean"] == "60"
+
+
+def test_ttft_stands_by_bands_of_turns():
+    bands = [
+        {"first_turn": first, "last_turn": last, "ttft_ms": {"mean": 10.0 * first, "n": 9}}
+        for first, last in ((1, 1), (2, 2), (3, 4))
+    ]
+    older = line(sessions={"started": 4})
+    rows = texts(turns_table("concurrency", [line(sessions={"ttft_by_turns": bands}), older]))
+    assert [row["Turns"] for row in rows] == ["1", "2", "3 to 4"]
+    assert [row["TTFT, ms: mean"] for row in rows] == ["10", "20", "30"]
+    assert turns_table("concurrency", [older]) is None
 
 
 @pytest.mark.parametrize(
