@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -96,8 +97,7 @@ def library(source: NativeSource, *, tell: Callable[[str], None] | None = None, 
     os.close(handle)
     unfinished = Path(name)
     try:
-        command = [program, *source.flags, "-o", name, str(source.path)]
-        done = _run(command, "does not build it")
+        done = _run([program, *source.flags, "-o", name, str(source.path)], "does not build it")
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             first = next((line for line in lines if "error" in line), lines[0])
@@ -135,10 +135,17 @@ def _compiler(source: NativeSource) -> str:
 
 
 def _run(command: list[str], problem: str, timeout_s: float = _TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """What a command says; at the end of its time, or of ours, all that it has started ends, too."""
     try:
-        return subprocess.run(  # noqa: S603  the user's own compiler, no shell
-            command, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        with subprocess.Popen(  # noqa: S603  the user's own compiler, no shell
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                said = process.communicate(timeout=timeout_s)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+            return subprocess.CompletedProcess(command, process.returncode, *said)
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise NativeUnavailableError(f"{command[0]} {problem}: {exc}") from exc
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import select
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lmi_bench.core.native_build import STEP, NativeUnavailableError, shipped_name
+from lmi_bench.core.native_build import STEP, NativeUnavailableError, _run, shipped_name
 from lmi_bench.core.native_build import library as build_library
 from lmi_bench.core.scenario_sections import EngineSection
 from lmi_bench.engine.native_backend.binding import library
@@ -80,6 +82,23 @@ def test_a_compiler_that_fails_leaves_nothing_and_says_its_first_error(tmp_path,
     with pytest.raises(NativeUnavailableError, match="error: no such thing"):
         library()
     assert list((tmp_path / "cache/lmi-bench/native").iterdir()) == []
+
+
+def test_a_compiler_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path):
+    """Its child, as cc1plus is one of g++, holds a pipe that has no other writer: its end tells."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    compiler = tmp_path / "g++"
+    compiler.write_text(f"#!/bin/sh\n(echo begun; exec sleep 60) > {pipe} &\nwait\n")
+    compiler.chmod(0o755)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for limit_s in (0.1, 1.0, 10.0):  # until it has begun within its time
+        with pytest.raises(NativeUnavailableError, match=r"does not build it: .* timed out"):
+            _run([str(compiler)], "does not build it", limit_s)
+        if os.read(reader, 16) == b"begun\n":
+            break
+    assert select.select([reader], [], [], 20)[0]
+    assert os.read(reader, 16) == b""
+    os.close(reader)
 
 
 def test_no_compiler_is_a_reason(tmp_path, monkeypatch):
