@@ -6,7 +6,8 @@ Three readers take turns at each number of streams: `bare` (C, epoll and one rec
 kernel's time for each event, nothing kept), `harvest` (the native receiver alone, driven from C)
 and `sweep` (a whole level of the program). CPU is in seconds for 100,000 token events, of the
 kernel's work for the reader too. `server late` is the p99 by which the server missed its own
-schedule: where it grows, the server is at its limit, not the reader.
+schedule: where it grows, the server is at its limit, not the reader. `valid`: how many of the
+sweep's levels pass its own check.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from pathlib import Path
 import loadgen_accuracy as accuracy
 
 HARVEST = Path(__file__).parents[1] / "lmi_bench" / "loadgen" / "http" / "harvest.c"
-TITLES = ("streams", "reader", "events/s", "CPU, s per 100,000", "server late p99, ms")
+TITLES = ("streams", "reader", "events/s", "CPU, s per 100,000", "server late p99, ms", "valid")
+
+Reading = tuple[float, float, float, bool | None]
 
 
 def build(folder: Path) -> Path:
@@ -33,13 +36,14 @@ def build(folder: Path) -> Path:
     return reader
 
 
-def read(reader: Path, way: str, streams: int, options: argparse.Namespace, folder: Path) -> tuple[float, float, float]:
-    """Events a second, CPU seconds for 100,000 of them, and the server's lateness in ms."""
+def read(reader: Path, way: str, streams: int, options: argparse.Namespace, folder: Path) -> Reading:
+    """Events a second, CPU seconds for 100,000 of them, the server's lateness in ms, and whether a
+    sweep's level is valid."""
     if way == "sweep":
         accuracy.take_cores(accuracy.CLIENT_CORE, realtime=options.realtime)
         row = accuracy.Row(streams, rounds=options.rounds)
         result = accuracy.measure(options.port, row, options.rounds, options, folder)
-        return result.events_per_s, result.cpu_level, result.server_late_p99_ms
+        return result.events_per_s, result.cpu_level, result.server_late_p99_ms, result.valid
     accuracy.call(options.port, "/truth/reset", "POST")
     words = [reader, options.port, streams, options.rounds, way]
     done = subprocess.run(
@@ -50,7 +54,7 @@ def read(reader: Path, way: str, streams: int, options: argparse.Namespace, fold
     )
     truth = accuracy.call(options.port, "/truth/stats", "GET")
     cpu_s = json.loads(done.stdout)["cpu_s"] / truth["tokens"] * 1e5
-    return truth["tokens_per_s"], cpu_s, truth["lateness"]["p99_ms"]
+    return truth["tokens_per_s"], cpu_s, truth["lateness"]["p99_ms"], None
 
 
 def spread(values: Sequence[float], pattern: str) -> str:
@@ -79,21 +83,22 @@ def main() -> None:
         f"and highest of {options.repeat} runs.",
         "",
     ]
-    lines += ["| " + " | ".join(TITLES) + " |", "|---:|---|---:|---:|---:|"]
+    lines += ["| " + " | ".join(TITLES) + " |", "|---:|---|---:|---:|---:|---:|"]
     with tempfile.TemporaryDirectory() as name, accuracy.unthrottled(options.realtime):
         folder = Path(name)
         reader = build(folder)
         for streams in map(int, options.streams.split(",")):
-            found: dict[str, list[tuple[float, float, float]]] = {}
+            found: dict[str, list[Reading]] = {}
             with accuracy.truth_server("c", folder, options.port, options):
                 for _ in range(options.repeat):
                     for way in ("bare", "harvest", "sweep"):
                         each = read(reader, way, streams, options, folder)
                         found.setdefault(way, []).append(each)
             for way, runs in found.items():
-                events, cpu_s, late_ms = zip(*runs, strict=True)
-                cells = [spread(events, "{:,.0f}"), spread(cpu_s, "{:.2f}")]
-                lines.append(f"| {streams:,} | {way} | {' | '.join(cells)} | {spread(late_ms, '{:.2f}')} |")
+                events, cpu_s, late_ms, valid = zip(*runs, strict=True)
+                cells = [spread(events, "{:,.0f}"), spread(cpu_s, "{:.2f}"), spread(late_ms, "{:.2f}")]
+                cells.append(f"{sum(valid)} of {len(valid)}" if way == "sweep" else "")
+                lines.append(f"| {streams:,} | {way} | {' | '.join(cells)} |")
                 print(lines[-1], flush=True)
     if options.write is not None:
         options.write.write_text("\n".join(lines) + "\n", encoding="utf-8")
