@@ -107,9 +107,15 @@ def _machine(entry: Mapping[Any, Any], where: str) -> Instance:
     accelerator, count = find_accelerator(str(entry["accelerator"])), entry["accelerators"]
     if type(count) is not int or not 1 <= count <= _MOST_ACCELERATORS:
         raise InputError(f"{where}: accelerators must be 1 to {_MOST_ACCELERATORS}, got {count!r}")
+    name, machine = str(entry["machine"]), bare_machine(accelerator, count)
+    plain = name.lower().removeprefix("ml.")
+    known = next((each for each in all_instances() if each.instance_type.removeprefix("ml.") == plain), machine)
+    if (known.accelerator, known.num_accelerators) != (accelerator, count):
+        theirs = bare_machine(known.accelerator, known.num_accelerators).instance_type
+        raise InputError(f"{where}: {name} is {theirs} in the catalog, not {machine.instance_type}: name it otherwise")
     kind = str(entry.get("interconnect") or "device")
     links = {
-        "device": bare_machine(accelerator, count).link,
+        "device": machine.link,
         "pcie": replace(accelerator.pcie_link, is_shared=False),
         "shared-pcie": replace(accelerator.pcie_link, is_shared=True),
         "none": NO_LINK,
@@ -121,8 +127,8 @@ def _machine(entry: Mapping[Any, Any], where: str) -> Instance:
         link = replace(link, bytes_per_s=_price(entry, "link_gb_per_s", where) * 1e9)
     rate = "network_gbit_per_s"
     return replace(
-        bare_machine(accelerator, count),
-        instance_type=str(entry["machine"]),
+        machine,
+        instance_type=name,
         link=link if count > 1 else NO_LINK,
         network_bits_per_s=_price(entry, rate, where) * 1e9 if rate in entry else None,
         source=where,

@@ -117,6 +117,8 @@ def test_a_price_file_describes_machines_of_any_cloud(tmp_path):
         ("x,H200,8,24,tape,,,", "interconnect 'tape': use device, pcie"),
         ("x,H200,8,,,,,", "usd_per_hour missing"),
         ("x,H200,8,24,,-1,,", "link_gb_per_s must be a number above 0"),
+        ("ml.g5.12xlarge,H200,4,24,,,,", "ml.g5.12xlarge is 4 x A10G in the catalog, not 4 x H200: name it other"),
+        ("G5.12xlarge,A10G,2,24,,,,", "G5.12xlarge is 4 x A10G in the catalog, not 2 x A10G"),
     ],
 )
 def test_a_faulty_machine_is_refused_with_what_is_wrong(tmp_path, line, message):
@@ -124,6 +126,12 @@ def test_a_faulty_machine_is_refused_with_what_is_wrong(tmp_path, line, message)
     path.write_text(MACHINES + line + "\n", encoding="utf-8")
     with pytest.raises(InputError, match=message):
         load_price_list(path)
+
+
+def test_a_machine_of_the_catalog_may_be_described_again_as_it_is(tmp_path):
+    path = tmp_path / "cloud.csv"
+    path.write_text(f"{HEADER}network_gbit_per_s,date\nml.g5.12xlarge,A10G,4,3.5,shared-pcie,,,\n", encoding="utf-8")
+    assert load_price_list(path)["ml.g5.12xlarge"].price_usd_per_hour == 3.5
 
 
 def test_every_catalog_price_says_of_which_component_region_and_date_it_is():
