@@ -83,14 +83,15 @@ def _explanations(prediction: Prediction) -> Iterator[str]:
     for any_load in (*prediction.forecasts, *prediction.simulated):
         if reason := any_load.uncertainty.withheld:
             yield f"no latency where {reason}"
+        elif any_load.figures["tpot_ms"] is None:
+            yield "TPOT -: an answer of one token has none"
 
 
 def _prediction_row(each: Forecast) -> dict[str, Any]:
-    row = {title: _interval(each.figures[key]) for title, key in _COLUMNS.items()}
+    why = {"TPOT ms": "-", "TTFT p90 ms": "too few requests"} if each.uncertainty.withheld is None else {}
+    columns = _COLUMNS if each.regime else {**_COLUMNS, "TTFT p90 ms": "ttft_p90_ms"}
+    row = {title: _interval(each.figures[key], absent=why.get(title, "withheld")) for title, key in columns.items()}
     row = {"load": each.load_name} | row
-    if each.regime is None:
-        absent = "withheld" if each.uncertainty.withheld else "too few requests"
-        row["TTFT p90 ms"] = _interval(each.figures["ttft_p90_ms"], absent=absent)
     row["capacity tok/s"] = _interval(each.uncertainty.capacity_tokens_per_s)
     return row | ({} if each.regime is None else {"binds": each.regime})
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.cli.plan_print import print_prediction
 from lmi_bench.core.errors import InputError
 from lmi_bench.jobs import predict as job
 from lmi_bench.jobs.predict import predict
@@ -64,6 +65,20 @@ def test_an_option_that_would_not_count_is_refused(options, said):
     if "trace" in options:
         with pytest.raises(InputError, match=said):
             RecommendSettings(**options)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [{"input_tokens": 100, "output_tokens": 1}, {"input_lengths": "uniform(50,99)", "output_tokens": 1}],
+    ids=str,
+)
+def test_answers_of_one_token_have_no_tpot(lengths, capsys):
+    found = predict(asked(**lengths))
+    (row,) = found.to_json()["predictions"]
+    assert row["tpot_ms"] is None
+    assert row["ttft_ms"]["predicted"] > 0
+    print_prediction(found)
+    assert "TPOT -: an answer of one token has none" in capsys.readouterr().out
 
 
 def test_a_network_counts_beside_pools_and_hosts():

@@ -37,8 +37,8 @@ CAUSES = {row["cause"]: row["limits"] for row in _CAUSES if row["limits"]}
 class Forecast:
     """The predicted figures of one load, and their uncertainty.
 
-    figures        estimates by key; means unless the key says p90; None where withheld, or where
-                   too few requests were simulated
+    figures        estimates by key; means unless the key says p90; None where withheld, where too
+                   few requests were simulated, and for the TPOT of answers of one token
     cell, regime   of equal requests; None where they are simulated
     requests       simulated ones; errors: those that failed
     prefix_hit     share of the prompt tokens found in the prefix cache, 0 to 1; None without one
@@ -84,7 +84,11 @@ def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
     """The forecast of a load. Raises InputError where it cannot run."""
     sure = Uncertainty.of(fit, cell)
     predicted = predict_cell(fit.profile, cell)
-    values = {key: shown_value(metric, predicted.value(metric)) for key, metric in FIGURE_METRICS.items()}
+    values: dict[str, float | None] = {
+        key: shown_value(metric, predicted.value(metric)) for key, metric in FIGURE_METRICS.items()
+    }
+    if cell.output_tokens == 1:
+        values["tpot_ms"] = None
     return Forecast(
         cell.load,
         figures=_figures(sure, values, (cell.rate_per_s or 0.0) * cell.output_tokens),

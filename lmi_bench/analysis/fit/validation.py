@@ -305,6 +305,8 @@ def judge(fit: Fit, row: TableRow, calibrated: bool = False) -> Judged:
         ends_ms = (s_to_ms(getattr(found[metric], name)) for name in ("value", "low", "high"))
         # less half the unit to which the table rounds down
         figures[key] = Estimate(*(max(end - s_to_ms(cut_s) / 2, end / 2) for end in ends_ms))
+    if cell.output_tokens == 1:
+        figures["tpot_ms"] = None
     return Judged(row, calibrated, regime, figures, unseen)
 
 

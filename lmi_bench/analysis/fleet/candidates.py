@@ -11,7 +11,7 @@ from lmi_bench.analysis.fleet.answer import Candidate, InputPrices, MemoryUse, S
 from lmi_bench.analysis.fleet.measured_load import CapacityBelief, Verdict
 from lmi_bench.analysis.fleet.money import blended_as_published, fleet_cost, usd_per_1m_tokens, usd_per_month
 from lmi_bench.analysis.fleet.operating_point import CopySimulation, Latencies, Operating
-from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.fleet.request import BETWEEN_TOKENS, RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyState, bisect
 from lmi_bench.analysis.model.capacity import memory_plan_for
@@ -179,6 +179,7 @@ def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool, 
     latencies = {
         f"{metric}_{statistic}_ms": loaded.latency(metric, statistic) if reason is None else None
         for metric, statistic in (*_SHOWN, *((slo.metric, slo.statistic) for slo in request.slos))
+        if metric not in BETWEEN_TOKENS or copy.plan.steady.output_tokens > 1
     }
     measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
     return Candidate(
@@ -191,7 +192,8 @@ def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool, 
         figures=rates | latencies,
         withheld=dict.fromkeys(latencies, reason) if reason else {},
         slos=tuple(
-            SloOutlook.of(slo, latencies[f"{slo.metric}_{slo.statistic}_ms"], measured=measured) for slo in request.slos
+            SloOutlook.of(slo, latencies.get(f"{slo.metric}_{slo.statistic}_ms"), measured=measured)
+            for slo in request.slos
         ),
         memory=loaded.memory(),
         limited_by=copy.limited_by,
@@ -328,8 +330,6 @@ class _LoadedFleet:
             return scale * steady.latency_s(metric, statistic, batch)
 
         central_s = closed_s(1.0)
-        if not central_s:  # an answer of one token has no gaps
-            return uncertainty.Estimate(0.0, 0.0, 0.0)
         observed = self.observed
         value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
         if self.sure is not None and metric != "itl":

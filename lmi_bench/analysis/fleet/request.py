@@ -18,6 +18,8 @@ from lmi_bench.core.slo import Slo
 Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
 Routing = Literal["random", "round-robin", "least-outstanding", "prefix-affine"]
 
+BETWEEN_TOKENS = ("itl", "tpot")
+"""Metrics that an answer of one token has not."""
 LONE_REQUEST = Load(1, think_time_s=0.0)
 """One request at a time on each copy: the load of the least latency."""
 
@@ -65,6 +67,9 @@ class RecommendRequest:
     def __post_init__(self) -> None:
         if self.routing not in get_args(Routing):
             raise InputError(f"--router {self.routing}: use {', '.join(get_args(Routing))}")
+        between = [str(slo) for slo in self.slos if slo.metric in BETWEEN_TOKENS]
+        if between and self.workload.output_tokens == 1:
+            raise InputError(f"{between[0]}: answers of one token have no time between tokens; leave this limit out")
         if not 0 <= self.discount < 1:
             raise InputError(f"the discount must be at least 0 and below 1, got {self.discount:g}")
 

@@ -29,7 +29,10 @@ _SLOWER_STEP = 0.05  # small against the model's error, large against a simulati
 
 @dataclass(frozen=True, slots=True)
 class CellPrediction:
-    """The predicted figures of the whole cell; of a cell of medians TTFT and TPOT are medians."""
+    """The predicted figures of the whole cell; of a cell of medians TTFT and TPOT are medians.
+
+    tpot_mean_s  of answers of one token, which have none: the step that a later one would take
+    """
 
     throughput_tokens_per_s: float
     latency_p90_s_per_token: float
@@ -117,12 +120,13 @@ def predict_cell(
     shown_ttft_s = float(np.average(ttft_s, weights=weights))
     if cell.medians:
         shown_ttft_s = counted_quantile(ttft_s, weights, 0.5)
-        tpot_s = counted_quantile((e2e_s - ttft_s) / np.maximum(1, tokens - 1), weights, 0.5)
-    elif cell.output_tokens > 1:
-        tpot_s = (mean_e2e_s - shown_ttft_s) / (cell.output_tokens - 1)
-    else:  # no later token: the time that one would take
+    if cell.output_tokens == 1:
         users = cell.concurrency if cell.rate_per_s is None else 1
         tpot_s = _steady(model, cell).decode_step_s(min(slots, users // cell.replicas))
+    elif cell.medians:
+        tpot_s = counted_quantile((e2e_s - ttft_s) / np.maximum(1, tokens - 1), weights, 0.5)
+    else:
+        tpot_s = (mean_e2e_s - shown_ttft_s) / (cell.output_tokens - 1)
     if cell.throughput_by_latency and cell.rate_per_s is None:
         throughput = cell.concurrency * cell.output_tokens / mean_e2e_s
     return CellPrediction(

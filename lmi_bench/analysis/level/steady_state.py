@@ -167,7 +167,7 @@ class SteadyState:
         metric     ttft, itl, tpot, e2e or latency_per_token; statistic: mean, p50 ... p99
         """
         if metric in ("itl", "tpot") and self.output_tokens == 1:
-            return 0.0  # no gaps between tokens
+            return 0.0  # there is none, so it misses no limit
         quantile = QUANTILES.get(statistic, 0.5)
         busy = batch
         if self.open_loop:

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmi_bench.analysis.fit.fit import fit_of_profile
 from lmi_bench.analysis.fit.measured_tables import read_table
+from lmi_bench.analysis.fit.validation import judge
 from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
 
@@ -257,6 +259,17 @@ def test_medians_leave_out_the_wait_of_the_first_prompts(tmp_path):
     alone_s = GRAPH_GPU_PRIOR.parameters.request_overhead_s
     assert shown.ttft_mean_s - alone_s < 0.85 * (mean.ttft_mean_s - alone_s)
     assert shown.tpot_mean_s == pytest.approx(mean.tpot_mean_s, rel=0.05)
+
+
+def test_answers_of_one_token_have_no_tpot_whatever_a_table_states(tmp_path):
+    """The model prices the step that a later token would take, for medians as for means."""
+    row = table(tmp_path, {})[0]
+    cell = replace(row.cell, output_tokens=1, length_spread=0.0, poll_steps=0, tpot_mean_s=None)
+    medians, means = (predict_cell(GRAPH_GPU_PRIOR, replace(cell, medians=each)) for each in (True, False))
+    assert medians.tpot_mean_s == means.tpot_mean_s > 0
+    judged = judge(fit_of_profile(GRAPH_GPU_PRIOR, [cell]), replace(row, cell=cell))
+    assert judged.figures["tpot_ms"] is None
+    assert judged.figures["ttft_ms"].value > 0
 
 
 ROOTS = Path(__file__).parents[3:6]  # of a checkout, or of a work tree beside it

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty
+from lmi_bench.analysis.fit.uncertainty import Uncertainty
 from lmi_bench.analysis.fleet.operating_point import Latencies
 from lmi_bench.analysis.fleet.recommender import prepare, recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
@@ -17,6 +17,7 @@ from lmi_bench.analysis.model.engine_setting import settings_of
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.prices import reprice
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec
@@ -150,13 +151,19 @@ def test_a_load_beyond_every_fleet_is_no_matter_of_the_budget():
 
 
 def test_answers_of_one_token_have_no_gaps_and_still_a_plan():
-    """A classifier's: its ITL divided by the answers' one token less one. Arrivals keep a copy busy
-    for a tenth of the time, so a mean batch of less than one is no reason against it."""
+    """A classifier's: no later token, so no ITL and no TPOT. Arrivals keep a copy busy for a tenth
+    of the time, so a mean batch of less than one is no reason against it."""
     answer = ask(["ttft_p90<=1s"], replace(LLAMA, output_tokens=1), [SEEN[0]], load=Load(rate_per_s=1.0))
     best = answer.recommended
-    assert best.figures["itl_p90_ms"] == best.figures["tpot_p90_ms"] == Estimate(0.0, 0.0, 0.0)
+    assert not [name for name in best.figures if name.startswith(("itl", "tpot"))]
     assert best.instances == 1
     assert 0 < best.figures["ttft_p90_ms"].value < 1000
+
+
+@pytest.mark.parametrize("limit", ["tpot_p90<=30ms", "itl_p50<=30ms"])
+def test_a_limit_between_tokens_needs_answers_of_two(limit):
+    with pytest.raises(InputError, match=f"{limit}: answers of one token have no time between"):
+        ask([limit], replace(LLAMA, output_tokens=1))
 
 
 def test_a_degree_that_a_machine_has_not_is_a_reason():
