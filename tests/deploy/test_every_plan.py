@@ -113,7 +113,8 @@ def check(entry, machine, kind, variables, image, plan):
     weights = settings.get("HF_MODEL_ID") or settings.get("MODEL") or settings.get("MODEL_PATH")
     weights = weights or variables["HF_MODEL_ID"]
     # the format of the weights is the plan's
-    wanted = plan.setup.dtype if plan.setup.dtype in {*NAMED.values()} else "16 bits"
+    wanted, _, _ = plan.setup.dtype.partition("-")  # of the routed experts
+    wanted = wanted if wanted in NAMED.values() else "16 bits"
     assert name_of_format(weights, settings) == wanted
     # the type is one that the architecture and the device have
     dtype = settings.get("DTYPE", "float16" if kind == "tgi" and wanted == "16 bits" else "auto")
@@ -151,7 +152,7 @@ def check(entry, machine, kind, variables, image, plan):
         full = layers
     window = min(tokens, shape.sliding_window or tokens)
     kept = full * tokens + (layers - full) * window
-    loaded = shape.params_total * BITS.get(plan.setup.dtype, 16) / 8 / shards
+    loaded = shape.params_total * BITS.get(wanted, 16) / 8 / shards
     assert loaded + 2 * (values + shape.index_values) * kept <= room
 
 

@@ -244,7 +244,7 @@ def test_embeddings_of_each_layer_are_looked_up_and_shared_caches_count_once(nam
     assert shape.params_total - shape.params_active == 262_144 * 256 * layers
     assert shape.params_active == pytest.approx(effective, rel=0.03)
     streamed = StreamedParams.of(shape, "float16")
-    assert streamed.packed + streamed.full == shape.params_active
+    assert (streamed.packed, streamed.rest_bytes) == (shape.params_active, 0)
     assert kv_bytes_per_sequence(shape, 10_000) == full * 10_000 + sliding * 512
 
 

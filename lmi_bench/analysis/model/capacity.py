@@ -27,7 +27,7 @@ WITHOUT_FLOAT16: Final = (
     *("Glm4ForCausalLM", "Plamo2ForCausalLM"),
 )
 """Architectures that vLLM refuses in float16, where they overflow (its `config/model.py`)."""
-_SINCE: Final = {"mxfp4": 8.0, "nvfp4": 7.5, "float8": 7.5, "bfloat16": 8.0}
+_SINCE: Final = {"mxfp4": 8.0, "mxfp4-float8": 8.0, "nvfp4": 7.5, "float8": 7.5, "bfloat16": 8.0}
 """The least compute capability of a format's kernels: vLLM 0.32, get_min_capability."""
 _ACTIVATION_BYTES, _LOGIT_BYTES = 2, 4
 

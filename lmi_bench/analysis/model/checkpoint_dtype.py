@@ -81,12 +81,13 @@ def _config_words(model: str) -> set[str]:
         return set()
     config, beside = read_object(path), path.with_name("hf_quant_config.json")
     text = config.get("text_config")
-    inner = text.get("quantization_config") if isinstance(text, Mapping) else None
-    stated = config.get("quantization_config", inner)
+    config = {**(text if isinstance(text, Mapping) else {}), **config}
+    stated = config.get("quantization_config")
     if stated is None and beside.is_file():  # ModelOpt's
         stated = read_object(beside).get("quantization")
     if not isinstance(stated, Mapping):
         return set()
+    stated = {"expert_dtype": config.get("expert_dtype"), **stated}  # DeepSeek-V4: others in FP8
     return set(_words_in(stated, "-experts" if "self_attn" in str(stated.get("ignore")) else ""))
 
 
@@ -96,6 +97,8 @@ def _words_in(stated: Mapping[str, Any], covers: str) -> Iterator[str]:
     if bits is not None:
         yield f"{stated.get('type', 'int')}{bits}-{stated.get('group_size')}{covers}"
     for key, value in stated.items():
+        if key == "expert_dtype" and value:
+            yield f"{value}-experts"
         if _OF_OTHERS.fullmatch(key):
             continue
         if value is True or (value and key in _NAMED):

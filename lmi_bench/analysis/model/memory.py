@@ -23,8 +23,8 @@ class WeightFormat:
     """A number format of weights.
 
     bits           stored bits a weight, scales included; nominal_bits: without them
-    covers         weights in this format, the others are in 16 bits: all, linear, or experts (of a
-                   mixture, else as linear)
+    covers         weights in this format: all, linear, or experts (of a mixture, else as linear)
+    rest_bits      of the other linear layers; embedding and head are in 16 bits
     compute_dtype  type of the matrix products where the device has units for it
     widening_ops   vector operations that convert a stored weight to that type: convert, scale,
                    subtract a zero point; 0 where the products read it as it is
@@ -34,6 +34,7 @@ class WeightFormat:
     bits: float
     nominal_bits: float
     covers: str
+    rest_bits: int
     compute_dtype: str
     widening_ops: int = 0
 
@@ -45,6 +46,7 @@ _FORMATS: Final = {
         float(row["bits"]),
         float(row["nominal_bits"]),
         row["covers"],
+        int(row["rest_bits"]),
         row["compute_dtype"],
         int(row["widening_ops"]),
     )
@@ -67,6 +69,8 @@ def weight_format(dtype: str) -> WeightFormat:
 def checkpoint_format(checkpoint_dtype: str) -> WeightFormat:
     """The format that a catalog row's checkpoint dtype names, e.g. `mxfp4 experts, ...`."""
     word = checkpoint_dtype.split(maxsplit=1)[0].lower()
+    if checkpoint_dtype.endswith("float8 rest"):
+        return weight_format(f"{word}-float8")
     return weight_format("float8" if word.startswith("float8") else word)
 
 
@@ -95,6 +99,12 @@ def _covered_params(shape: ModelShape, covers: str) -> int:
     return shape.params_total - shape.encoder_params - embedding_params(shape)
 
 
+def _rest_bytes(shape: ModelShape, fmt: WeightFormat, rest: int) -> float:
+    """Bytes of so many parameters beside those that the format covers."""
+    narrow = min(rest, max(0, _covered_params(shape, "linear") - _covered_params(shape, fmt.covers)))
+    return (narrow * fmt.rest_bits + (rest - narrow) * _FULL_BITS) / BITS_PER_BYTE
+
+
 def weight_bytes(shape: ModelShape, dtype: str) -> int:
     """Bytes of all weights as stored, over all devices; raises InputError on unknown dtypes.
 
@@ -102,20 +112,19 @@ def weight_bytes(shape: ModelShape, dtype: str) -> int:
     """
     fmt = weight_format(dtype)
     covered = _covered_params(shape, fmt.covers)
-    rest = shape.params_total - covered
-    return round((covered * fmt.bits + rest * _FULL_BITS) / BITS_PER_BYTE)
+    return round(covered * fmt.bits / BITS_PER_BYTE + _rest_bytes(shape, fmt, shape.params_total - covered))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedParams:
     """Parameters that a step of many rows reads.
 
-    experts  of routed experts; packed: others in the weights' format; full: others in 16 bits
+    experts  of routed experts; packed: others in the weights' format; rest_bytes: of all others
     """
 
     experts: int
     packed: int
-    full: int
+    rest_bytes: float
 
     @classmethod
     def of(cls, shape: ModelShape, dtype: str) -> "StreamedParams":
@@ -123,8 +132,9 @@ class StreamedParams:
         experts, embedding = expert_params(shape), shape.vocab_size * shape.hidden_size
         streamed = shape.params_total - shape.encoder_params
         streamed -= 0 if shape.tied_embeddings else embedding
-        covered = min(streamed, _covered_params(shape, weight_format(dtype).covers))
-        return cls(experts, covered - experts, streamed - covered)
+        fmt = weight_format(dtype)
+        covered = min(streamed, _covered_params(shape, fmt.covers))
+        return cls(experts, covered - experts, _rest_bytes(shape, fmt, streamed - covered))
 
 
 KV_BYTES_PER_VALUE = 2.0  # 16-bit cache, the default of every engine here

@@ -315,7 +315,7 @@ class Setup:
     def repeated_weight_bytes(self) -> float:
         """Bytes of a device's weights beyond an even share: of `repeated_params`."""
         fmt = memory.weight_format(self.dtype)
-        bits = 16 if fmt.covers == "experts" else fmt.bits
+        bits = fmt.rest_bits if fmt.covers == "experts" else fmt.bits
         return self.repeated_params / self.tensor_parallel * bits / 8
 
     def sequence_bytes(self, tokens: float, devices: int) -> float:

@@ -33,6 +33,7 @@ _HOST_RANKS: Final = 8  # processes beyond those of a host have a processor of t
 _MATRIX_OVER_VECTOR: Final = 16
 _NARROW_BITS: Final = 4  # of a weight, for which a profile states its shares
 _WIDENING_ROWS: Final = 128  # a weight is widened again for each block of rows that needs it
+_FP8_BITS: Final = 8
 _FP8_WIDENING_OPS: Final = 2  # convert and scale, as INT8
 # kernels of a layer with latent attention against one with KV heads: products to and from the
 # latent space, their norms, and the products that absorb keys and values, beside attention itself
@@ -164,7 +165,8 @@ class _Rates:
     widening_ops            vector operations that convert it to the type of the products
     read_bytes_per_s        of 16-bit weights and the cache; weight_bytes_per_s: of those weights
     flop_per_s              products with those weights; expert_flop_per_s: with routed experts
-    full_flop_per_s         products with the weights that stay in 16 bits
+    full_flop_per_s         products with the weights that stay in 16 bits; rest_flop_per_s: with
+                            the others of a format that covers experts alone
     """
 
     weight_bytes: float
@@ -175,6 +177,7 @@ class _Rates:
     flop_per_s: float
     expert_flop_per_s: float
     full_flop_per_s: float
+    rest_flop_per_s: float
     attention_flop_per_s: float
     vector_op_per_s: float
 
@@ -191,6 +194,7 @@ class _Rates:
         flop_per_s = peak * parameters.compute_share * parameters.narrow_share**narrow
         # attention multiplies 16-bit values whatever the weights are stored in
         wide = (device.peak_flop_per_s("float16") if dtype in _NARROW else peak) or peak
+        rest = (device.peak_flop_per_s("float8") or wide) if fmt.rest_bits == _FP8_BITS else wide
         vector_op_per_s = device.fp32_flop_per_s or wide / _MATRIX_OVER_VECTOR
         return cls(
             weight_bytes=fmt.bits / memory.BITS_PER_BYTE,
@@ -202,6 +206,7 @@ class _Rates:
             # each expert sees few rows, padded to whole blocks
             expert_flop_per_s=flop_per_s * parameters.moe_share,
             full_flop_per_s=(peak if fmt.covers == "all" else wide) * parameters.compute_share,
+            rest_flop_per_s=rest * parameters.compute_share,
             attention_flop_per_s=wide * parameters.compute_share * parameters.attention_share,
             vector_op_per_s=vector_op_per_s * parameters.compute_share,
         )
@@ -336,14 +341,15 @@ def _product_costs(setup: Setup, parameters: StepParameters, rates: _Rates) -> P
     shape, tensor_parallel = setup.shape, setup.tensor_parallel
     params = memory.StreamedParams.of(shape, setup.dtype)
     param_s = rates.weight_bytes / rates.weight_bytes_per_s
-    full_s = params.full * _ACTIVATION_BYTES / rates.read_bytes_per_s
-    each_s = param_s if params.packed else _ACTIVATION_BYTES / rates.read_bytes_per_s
-    read_s = (params.experts + params.packed) * param_s + full_s + setup.repeated_params * each_s
+    rest_s = params.rest_bytes / rates.read_bytes_per_s
+    rest_bytes = memory.weight_format(setup.dtype).rest_bits / memory.BITS_PER_BYTE
+    each_s = param_s if params.packed else rest_bytes / rates.read_bytes_per_s
+    read_s = (params.experts + params.packed) * param_s + rest_s + setup.repeated_params * each_s
     active = shape.params_active - memory.embedding_params(shape)
     unread_share = 1 - shape.experts_per_token / shape.experts if params.experts else 0.0
     routed = params.experts * (1 - unread_share)  # of a token
-    has_full = params.experts and not params.packed
-    other_flop_per_s = rates.full_flop_per_s if has_full else rates.flop_per_s
+    has_rest = params.experts and not params.packed
+    other_flop_per_s = rates.rest_flop_per_s if has_rest else rates.flop_per_s
     token_s = routed / rates.expert_flop_per_s + (active - routed) / other_flop_per_s
     widening_s = rates.widening_ops * (params.experts + params.packed) / rates.vector_op_per_s
     head_params = shape.vocab_size * shape.hidden_size
@@ -365,7 +371,7 @@ def _widened_first(narrow: ProductCosts, setup: Setup, rates: _Rates) -> Product
     wide_bytes = params.packed * _ACTIVATION_BYTES
     return replace(
         narrow,
-        read_s=(wide_bytes + params.full * _ACTIVATION_BYTES) / (ranks * rates.read_bytes_per_s),
+        read_s=(wide_bytes + params.rest_bytes) / (ranks * rates.read_bytes_per_s),
         rows_read=1.0,
         token_s=narrow.token_s * rates.flop_per_s / rates.full_flop_per_s,
         widening_share=0.0,

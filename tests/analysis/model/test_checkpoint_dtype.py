@@ -22,6 +22,7 @@ PUBLISHED = [
     ("amd/Llama-3.1-70B-Instruct-FP8-KV", "llama-3.1-70b", "float8"),
     ("deepseek-ai/DeepSeek-V3", "deepseek-v3", "float8"),
     ("gpt-oss-120b", "gpt-oss-120b", "mxfp4"),
+    ("deepseek-ai/DeepSeek-V4-Pro", "deepseek-v4-pro", "mxfp4-float8"),
     ("nvidia/Llama-3.1-70B-Instruct-NVFP4", "llama-3.1-70b", "nvfp4"),
     ("nvidia/DeepSeek-R1-FP4", "deepseek-v3", "nvfp4"),
     ("RedHatAI/Qwen3-32B-NVFP4A16", "qwen3-32b", "nvfp4"),
@@ -117,6 +118,24 @@ def folder_of(tmp_path, config, beside=None):
 @pytest.mark.parametrize(("stated", "dtype"), [*STATED, (None, "float16")])
 def test_a_folder_says_it_in_its_config(tmp_path, stated, dtype):
     config = {"quantization_config": stated} if stated else {}
+    assert planned_dtype(folder_of(tmp_path, config)) == dtype
+
+
+FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"expert_dtype": "fp4", "quantization_config": FP8_BLOCKS}, "mxfp4-float8"),
+        ({"text_config": {}, "quantization_config": {**FP8_BLOCKS, "expert_dtype": "fp4"}}, "mxfp4-float8"),
+        ({"text_config": {"expert_dtype": "fp4", "quantization_config": FP8_BLOCKS}}, "mxfp4-float8"),
+        ({"expert_dtype": "fp8", "quantization_config": FP8_BLOCKS}, "float8"),
+        ({"expert_dtype": None, "quantization_config": FP8_BLOCKS}, "float8"),
+    ],
+)
+def test_deepseek_v4_says_the_format_of_its_experts_apart(tmp_path, config, dtype):
+    """As vLLM's DeepseekV4FP8Config reads it, and as transformers writes it (both 2026)."""
     assert planned_dtype(folder_of(tmp_path, config)) == dtype
 
 

@@ -78,6 +78,14 @@ def test_mxfp4_covers_the_experts_only():
     assert weight_bytes(shape, "mxfp4") == pytest.approx(expected, rel=0.01)
 
 
+def test_experts_of_4_bits_beside_a_rest_of_8():
+    """DeepSeek-V4-Pro: 61 * 384 * 3 * 7168 * 3072 expert weights at 4.25 bits, 2 * 129,280 * 7168
+    of embedding and head at 16, the rest at 8."""
+    shape, experts, tables = find_model("deepseek-v4-pro"), 61 * 384 * 3 * 7168 * 3072, 2 * 129_280 * 7168
+    expected = experts * 4.25 / 8 + tables * 2 + (shape.params_total - experts - tables)
+    assert weight_bytes(shape, planned_dtype("deepseek-v4-pro")) == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("model", ["kimi-k2-thinking", "kimi-k2.5"])
 def test_the_experts_alone_of_kimi_k2_are_int4(model):
     """60 * 384 * 3 * 7168 * 2048 weights of 4 bits, one 16-bit scale for 32 of them: with the rest
