@@ -46,6 +46,13 @@ def _keys(figure: str) -> Sequence[str]:
     return _KEYS.get(figure, (figure,))
 
 
+def _block(config: Mapping[str, Any]) -> int:
+    """The side of the blocks of quantized weights with one scale each; 0 without blocks."""
+    stated = config.get("quantization_config")
+    block = stated.get("weight_block_size") if isinstance(stated, Mapping) else None
+    return block[0] if isinstance(block, list) and block and type(block[0]) is int else 0
+
+
 class _UnsizedError(InputError):
     """A config.json without the keys of its size."""
 
@@ -64,7 +71,7 @@ def planning_shape(name: str, config: Mapping[str, Any], folder: Path | None = N
             shape = shape_from_hf_config(name, config)
             stated = config.get("max_position_embeddings")  # the engine ends longrope earlier
             longest = stated if type(stated) is int else 0
-            return replace(shape, max_positions=max(shape.max_positions, longest))
+            return replace(shape, max_positions=max(shape.max_positions, longest), weight_block=_block(config))
     tensors = TensorSizes() if folder is None else TensorSizes.of(folder)
     try:
         try:
@@ -384,6 +391,7 @@ class _Config:
             cacheless_layers=self.layers - own.count("full") - own.count("sliding"),
             state_bytes=states * self.linear()[1],
             encoder_params=tower + looked_up,
+            weight_block=_block(self.config),
             mtp_layers=mtp,
             mtp_params=mtp * (self.attention("full") + self.mlp_params(mtp_mlp, experts)),
         )

@@ -35,6 +35,7 @@ class ModelShape:
                            in `sparse_layers`; it selects them by `index_values` of every token
     encoder_params         of `params_total`: read only for images or sound, or by a token's own row
     mtp_layers, mtp_params heads that predict more tokens; not in `params_total`
+    weight_block           side of the blocks of published FP8 weights with one scale each; 0: none
     doubt                  why the sizes may be wrong; empty if they are known
     """
 
@@ -71,6 +72,7 @@ class ModelShape:
     encoder_params: int = 0
     mtp_layers: int = 0
     mtp_params: int = 0
+    weight_block: int = 0
     doubt: str = ""
 
     def __post_init__(self) -> None:

@@ -67,6 +67,14 @@ def test_the_engines_reader_agrees_on_weights_and_cache(name):
     assert both.params_total == pytest.approx(engine.params_total + planned.encoder_params, rel=0.004)
 
 
+@pytest.mark.parametrize("name", ["phi-4", "qwen3.5-27b", "minimax-m2", "deepseek-v3"])
+def test_the_blocks_of_fp8_weights_are_read(name):
+    """Of models that the engine runs and of others, wrapped or not."""
+    for stated, block in (({"weight_block_size": [128, 128]}, 128), ({}, 0)):
+        config = CONFIGS[name] | {"quantization_config": {"quant_method": "fp8", **stated}}
+        assert planning_shape(name, config).weight_block == block
+
+
 def saved_again(name):
     """A config in the form in which transformers 5.23 saves it."""
     config = copy.deepcopy(CONFIGS[name])

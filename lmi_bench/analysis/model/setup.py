@@ -302,6 +302,13 @@ class Setup:
             return f"{shape.name} has no experts to share: use copies instead of DP attention"
         if ranks % groups:
             return f"{groups} attention groups do not divide {ranks} devices"
+        width, block = shape.expert_ffn_size or shape.ffn_size, shape.weight_block
+        is_cut = block and ranks > 1 and not split.expert_parallel and width % (ranks * block)
+        if is_cut and memory.weight_format(self.dtype).name.endswith("float8"):  # as vLLM and SGLang refuse it
+            return (
+                f"an MLP of {width:,} / TP {ranks} = {width / ranks:g} would cut the blocks of {block} that FP8 "
+                f"weights of {shape.name} are stored in: use expert parallelism or another TP"
+            )
         if split.pipeline > shape.num_layers:
             return f"{split.pipeline} stages are more than the {shape.num_layers} layers"
         return None

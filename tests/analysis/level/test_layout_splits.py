@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from lmi_bench.analysis.level.layouts import Workload, layouts_of, plan_copy, split_layouts
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting, settings_of
+from lmi_bench.analysis.model.setup import Parallelism, Setup
 from lmi_bench.catalog.instances import find_instance, joined
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -75,6 +79,33 @@ def test_the_network_of_a_machine_is_shared_by_its_devices():
     """ml.p5.48xlarge: 3,200 Gbit/s for 8 devices, 50 GB/s each."""
     split = EngineSetting(hosts=2).parallelism(joined(P5, 2), 16)
     assert split.network_bytes_per_s == pytest.approx(50e9)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "degree", "refused"),
+    [
+        (
+            "minimax-m2.5",
+            "float8",
+            8,
+            "1,536 / TP 8 = 192 would cut the blocks of 128 .*: use expert parallelism or another TP",
+        ),
+        ("minimax-m2.5", "float8", 4, None),
+        ("minimax-m2.5", "bfloat16", 8, None),
+        ("deepseek-v3", "float8", 8, None),
+        ("deepseek-v4-pro", "mxfp4-float8", 16, "3,072 / TP 16 = 192 "),
+        ("qwen3-235b-a22b", "float8", 8, None),  # published in 16 bits: engines make FP8 without blocks
+    ],
+)
+def test_no_split_cuts_a_block_of_published_fp8_weights(model, dtype, degree, refused):
+    """vLLM 0.25 ends with: output_size of gate's and up's weight = 192 is not divisible by weight
+    quantization block_n = 128 (vllm-project/vllm#48173)."""
+    setup = Setup(find_model(model), joined(P5EN, 2), degree, dtype)
+    assert (setup.split_problem is None) == (refused is None)
+    if refused:
+        assert re.search(refused, setup.split_problem)
+        spread = Parallelism(expert_parallel=True)
+        assert replace(setup, parallelism=spread).split_problem is None
 
 
 def test_dense_models_refuse_to_spread_experts():

@@ -182,7 +182,7 @@ def test_impossible_splits_say_why():
     with pytest.raises(CapacityError, match="do not divide"):
         step_time_model_for(setup(Parallelism(True, 3)), GRAPH_GPU_PRIOR)
     with pytest.raises(InputError, match="more than 2 x"):
-        step_time_model_for(setup(Parallelism(hosts=2), degree=32), GRAPH_GPU_PRIOR)
+        step_time_model_for(setup(Parallelism(True, hosts=2), degree=32), GRAPH_GPU_PRIOR)
 
 
 def test_a_split_survives_its_json():
