@@ -11,10 +11,10 @@ data sheet's; a prompt is bound by arithmetic, so its FLOP/s against those of a 
 
 writes engine_gpu.md and engine_gpu_levels.csv after every table, and the tables to --state: a run
 that is cut keeps what it has, and the next one of the same code on the same GPU goes on behind it.
-`lmi-bench calibrate` turned the levels into engine_gpu_profile.json. Begins no table after
---limit-s. Exits with 1 if a captured step's logits are not those of the eager one, and with 3 after
-an error that leaves the process no GPU: run it again, the table that failed stays out. Needs the
-extra `engine`, Triton and a GPU of 80 GB; transformers for the peers' rows.
+`fit_profiles.py --only bundled --refit` turns the levels into the shipped profile `bundled-h200`.
+Begins no table after --limit-s. Exits with 1 if a captured step's logits are not those of the eager
+one, and with 3 after an error that leaves the process no GPU: run it again, the table that failed
+stays out. Needs the extra `engine`, Triton and a GPU of 80 GB; transformers for the peers' rows.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python benchmarks/fit_profiles.py            errors of the shipped profiles on their tables
     python benchmarks/fit_profiles.py --refit    fit again and write catalog/data/profiles/*.json
 
-TGI (2023) is fitted to the JumpStart tables, which ship. The others are fitted to tables that may
+TGI (2023) is fitted to the JumpStart tables, which ship, the bundled engine to the levels of
+engine_gpu.py. The others are fitted to tables that may
 not ship: two in the folder LMI_BENCH_TABLES, and InferenceX's beside it. Without them they are left
 as they are.
 """
@@ -80,12 +81,30 @@ def plans() -> list[Plan]:
         ("",),
         "95 cells of the JumpStart tables: Llama 2 7B, FP16, A10G and A100 40 GB",
     )
+    bundled = Plan(
+        "bundled_h200.json",
+        # the settings of engine_gpu.py's levels: those of the engine, for 256 sequences
+        replace(
+            GRAPH_GPU_PRIOR,
+            name="bundled engine",
+            version="with Triton",
+            vendors=("nvidia",),
+            max_batch_size=256,
+            max_prefill_tokens=4096,
+            chunked_prefill=False,
+            block_size=64,
+        ),
+        (Path(__file__).parent / "results" / "engine_gpu_levels.csv",),
+        ("lmi-bench triton",),
+        "3 levels of one model, Qwen3 8B BF16, on one H200 at TP 1 (benchmarks/results/engine_gpu_levels.csv)",
+    )
     if not TABLES:
-        return [jumpstart]
+        return [jumpstart, bundled]
     closed, open_ = (Path(TABLES) / f"h100_vllm_{kind}_loop.csv" for kind in ("closed", "open"))
     inferencex = (Path(TABLES).parent / "inferencex_deepseek_r1.csv",)
     return [
         jumpstart,
+        bundled,
         *(
             Plan(
                 file,

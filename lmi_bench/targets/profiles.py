@@ -24,6 +24,7 @@ SHIPPED = {
     "tgi-3": builtin_profiles.TGI_3_PRIOR,
     "tgi-2": builtin_profiles.TGI_GRAPH_PRIOR,
     "tgi-2023": builtin_profiles.TGI_2023,
+    "bundled-h200": builtin_profiles.BUNDLED_H200,
     "vllm-0.12": builtin_profiles.VLLM_0_12,
     "vllm-0.19": builtin_profiles.VLLM_0_19,
     "eager-prior": builtin_profiles.EAGER_GPU_PRIOR,

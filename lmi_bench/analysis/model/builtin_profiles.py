@@ -63,8 +63,9 @@ SGLANG_MI300X: Final = profile_from_json(_read("sglang_mi300x"))
 SGLANG_MI355X: Final = profile_from_json(_read("sglang_mi355x"))
 TRT_LLM_H200: Final = profile_from_json(_read("trt_llm_h200"))
 TRT_LLM_B200: Final = profile_from_json(_read("trt_llm_b200"))
+BUNDLED_H200: Final = profile_from_json(_read("bundled_h200"))
 _FITTED: Final = (
-    *(TGI_2023, VLLM, VLLM_0_12, VLLM_0_19),
+    *(TGI_2023, VLLM, VLLM_0_12, VLLM_0_19, BUNDLED_H200),
     *(SGLANG_B200, SGLANG_MI300X, SGLANG_MI355X, TRT_LLM_H200, TRT_LLM_B200),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from lmi_bench.analysis.fit.uncertainty import Z80, Uncertainty, estimates, octa
 from lmi_bench.analysis.fit.validation import fitted_rows, validate
 from lmi_bench.analysis.level.cells import capacity_tokens_per_s, predict_cell
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, SGLANG_PRIOR, TGI_2023, VLLM_0_12
-from lmi_bench.analysis.model.measured_level import MeasuredLevel
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of
 from lmi_bench.analysis.model.profiles import log_value, with_logs
 from lmi_bench.analysis.model.setup import Parallelism, PrefillPool, Setup, Speculation
 from lmi_bench.catalog.accelerators import find_accelerator
@@ -32,6 +33,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
 from lmi_bench.jobs.calibrate import validate as validate_job
 from lmi_bench.jobs.settings.plan import ValidateSettings
+from lmi_bench.models.hf_config import ARCHITECTURES
 from lmi_bench.targets.profiles import SHIPPED, find_profile
 
 TTFT = "ttft_mean_s"
@@ -93,7 +95,7 @@ def test_beyond_the_lengths_and_loads_of_its_fit_a_shipped_profile_is_less_sure(
     machine = bare_machine(find_accelerator(profile.accelerators[0]), 8)
     users = math.isqrt(least[2] * most[2]) if len(most) > 2 else 8
     inside = MeasuredLevel(
-        Setup(shape, machine, 1 if name == "vllm-0.19" else 8, profile.formats[0]),  # as fitted
+        Setup(shape, machine, 1 if name in ("vllm-0.19", "bundled-h200") else 8, profile.formats[0]),  # as fitted
         input_tokens=math.isqrt(least[0] * most[0]),
         output_tokens=math.isqrt(least[1] * most[1]),
         load=Load(users),
@@ -109,6 +111,17 @@ def test_beyond_the_lengths_and_loads_of_its_fit_a_shipped_profile_is_less_sure(
     )
     for other in others:
         assert all(other[metric] > known[metric] for metric in known)
+
+
+def test_the_bundled_engine_s_profile_is_of_its_own_levels_and_models():
+    profile = find_profile("bundled-h200")
+    assert "bundled engine with Triton" in profile.provenance
+    assert "3 levels of one model, Qwen3 8B BF16, on one H200" in profile.provenance
+    assert set(profile.architectures) == set(ARCHITECTURES), "write the engine's families into bundled_h200.json"
+    levels = [row.cell for row in read_table(Path(__file__).parents[3] / "benchmarks/results/engine_gpu_levels.csv")]
+    assert set(profile.fitted_cells) == marks_of(levels)
+    for level in levels:
+        assert predict_cell(profile, level).tpot_mean_s == pytest.approx(level.tpot_mean_s, rel=0.2)
 
 
 @pytest.mark.parametrize(("device", "build"), [("H100-SXM", 0.085), ("MI300X", 0.25)])
