@@ -65,5 +65,22 @@ def test_a_group_is_worse_by_two_points_and_a_tenth():
     assert worse({}, page) == []
 
 
+def test_a_group_is_worse_by_wider_intervals_too_but_for_decisions_that_have_none():
+    page = {"a": {"median": 0.05, "p90": 0.4, "covered": 0.8, "half_width": 0.1}}
+    assert worse({"a": page["a"] | {"half_width": 0.119}}, page) == []
+    assert worse({"a": page["a"] | {"half_width": 0.121}}, page) == ["a: half_width 12.1%, was 10.0%"]
+    wide = {"a": page["a"] | {"half_width": 0.5}}
+    assert worse({"a": page["a"] | {"half_width": 0.54}}, wide) == []
+    assert worse({"a": page["a"] | {"half_width": 0.56}}, wide) == ["a: half_width 56.0%, was 50.0%"]
+    assert worse(page, {"a": {name: page["a"][name] for name in ("median", "p90", "covered")}}) == []
+
+
+def test_a_group_of_the_page_is_missed_if_its_table_is_at_hand():
+    name = "By table: own cells: vllm, H100 | TPOT"
+    page = {name: {"median": 0.05, "p90": 0.4, "covered": 0.8, "half_width": 0.1}}
+    assert worse({}, page, ["vllm, H200", "llm, H100"]) == []
+    assert worse({}, page, ["vllm, H100"]) == [f"{name}: absent, though its table is at hand"]
+
+
 def test_lines_are_named_by_their_spans():
     assert spans([2, 3, 4, 5, 7]) == "2-5, 7"
