@@ -86,6 +86,7 @@ def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
         (b'{"prompt": "a", "stream_options": 1}', "stream_options must be an object"),
         (b'{"prompt": "a", "prompt_logprobs": 0}', "prompt_logprobs=0 is not supported"),
         (b'{"prompt": "a", "truncation_side": "right"}', 'truncation_side="right" is not'),
+        (b'{"prompt": "a", "priority": -1}', "omit priority or set it to 0"),
         (
             b'{"prompt": "a", "response_format": {"type": "json_object", "schema": {}}}',
             "response_format.schema must be omitted",
