@@ -49,10 +49,9 @@ _BARE: Final = [re.compile(_BETWEEN + form) for form in (_HEAD, r"(?=\{)")]
 _BARE_BEGINS: Final = ("{", "[", "functools", "<|python_tag|>")
 _CHANNEL_BEGINS: Final = ("<|channel|>", "<|start|>", "to=")
 _CHANNEL_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
-_CHANNEL: Final = re.compile(
-    r"(?P<head>[^<]*(?:<\|(?:start|channel|constrain)\|>[^<]*)+)<\|message\|>"
-    r"(?P<body>[^<]*(?:<(?!\|(?:end|call|return|start)\|>)[^<]*)*)"
-)
+_MESSAGE: Final = "<|message|>"
+_CHANNEL_END: Final = re.compile("|".join(map(re.escape, _CHANNEL_ENDS)))
+_BEFORE_HEAD: Final = re.compile(r"<(?!\|(?:start|channel|constrain)\|>)")
 _CALLED: Final = re.compile(r"to=functions\.([\w.-]+)")
 _THOUGHT: Final = re.compile(r"to=|<\|channel\|>\s*analysis")
 _TURN: Final = re.compile(r"[{}>]")  # without one no call begins or ends
@@ -81,8 +80,9 @@ class CallFinder:
         self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self._in_channels = in_channels
         self._text = ""
+        self._message: str | None = None  # what is open in a channel; "": none is; None: none was yet
         self._waits: bool | None = None  # for a turn; True: in a call's arguments
-        self._returned = [0, 0]  # characters of the content and of the reasoning
+        self._returned = 0  # characters of the content
         self._argument_chars: list[int] = []  # of each call, that were returned
 
     @property
@@ -93,7 +93,12 @@ class CallFinder:
         """What this text adds to the content, to the reasoning and to the calls, as OpenAI streams
         them: a call's name with the begin of its arguments, then more of them. `ended`: no text
         follows."""
-        if self._most == 0 and not self._in_channels:
+        if self._in_channels:
+            self._text += text
+            if self._message is not None or _may_begin(self._text, _CHANNEL_BEGINS):
+                return self._read_channels(ended=ended)
+            self._in_channels, text, self._text = False, self._text, ""  # a grammar's answer
+        if self._most == 0:
             return text, "", []
         self._text += text
         if self._waits is not None and not (ended or _TURN.search(text)):  # else a long call is read at each token
@@ -101,30 +106,63 @@ class CallFinder:
                 return "", "", []
             self._argument_chars[-1] += len(text)
             return "", "", [{"index": self.num_found - 1, "function": {"arguments": text}}]
-        content, thought, calls = self._divided(ended=ended)
-        more, thoughts = content[self._returned[0] :], thought[self._returned[1] :]
-        self._returned = [len(content), len(thought)]
-        if content and not (calls or self._in_channels):  # no bare call; "-" for what is read
-            self._text, self._returned = "-" + self._text[len(content) :], [1, 0]
+        content, calls = self._divided(ended=ended)
+        more, self._returned = content[self._returned :], len(content)
+        if content and not calls:  # no bare call; "-" for what is read
+            self._text, self._returned = "-" + self._text[len(content) :], 1
         added: list[dict[str, Any]] = []
         for index, (name, arguments) in enumerate(calls[: self._most]):
             if index == self.num_found:
-                head = {"index": index, "id": f"call_{uuid.uuid4().hex}", "type": "function"}
-                added.append(head | {"function": {"name": name, "arguments": arguments}})
+                added.append(_new_call(index, name, arguments))
                 self._argument_chars.append(len(arguments))
             elif rest := arguments[self._argument_chars[index] :]:
                 added.append({"index": index, "function": {"arguments": rest}})
                 self._argument_chars[index] = len(arguments)
-        return more, thoughts, added
+        return more, "", added
 
-    def _divided(self, *, ended: bool) -> tuple[str, str, list[tuple[str, str]]]:
-        """The content and the reasoning that are certain by now, and name and arguments so far of
-        each call."""
+    def _read_channels(self, *, ended: bool) -> tuple[str, str, list[dict[str, Any]]]:
+        """What `push` returns. All text that is read is dropped, so that none is read twice."""
+        text, at = self._text, 0
+        shown: dict[str, list[str]] = {"content": [], "reasoning": []}
+        added: list[dict[str, Any]] = []
+        while True:
+            if not self._message:
+                begin = text.find(_MESSAGE, at)
+                if begin < 0:
+                    break
+                head, at = _BEFORE_HEAD.split(text[at:begin])[-1], begin + len(_MESSAGE)
+                self._message = self._begun(head, added) if "<" in head else ""
+                continue
+            end = _CHANNEL_END.search(text, at)
+            held = 0 if end or ended else max(overlap(text, each) for each in _CHANNEL_ENDS)
+            last = end.start() if end else len(text) - held
+            body, at = text[at:last], last
+            if self._message == "call" and added:
+                added[-1]["function"]["arguments"] += body
+            elif self._message == "call" and body:
+                added.append({"index": self.num_found - 1, "function": {"arguments": body}})
+            elif self._message in shown:
+                shown[self._message].append(body)
+            if not end:
+                break
+            self._message = ""
+        self._text = text[at:]
+        return "".join(shown["content"]), "".join(shown["reasoning"]), added
+
+    def _begun(self, head: str, added: list[dict[str, Any]]) -> str:
+        """What the message behind `head` is; a call, with the function as recipient, is added."""
+        called = _CALLED.search(head)
+        if called is None:
+            return "reasoning" if _THOUGHT.search(head) else "content"
+        if self._most is not None and self.num_found >= self._most:
+            return "a call too many"
+        added.append(_new_call(self.num_found, called[1]))
+        self._argument_chars.append(0)
+        return "call"
+
+    def _divided(self, *, ended: bool) -> tuple[str, list[tuple[str, str]]]:
+        """The content that is certain by now, and name and arguments so far of each call."""
         text, self._waits = self._text, None
-        if self._in_channels and _may_begin(text, _CHANNEL_BEGINS):
-            return _channels(text, ended=ended)
-        if self._most == 0:
-            return text, "", []
         bare, at = _may_begin(text, _BARE_BEGINS), 0
         calls: list[_Call] = []
         while call := self._next_call(at, bare=bare):
@@ -132,13 +170,13 @@ class CallFinder:
             at = call.end
         if calls:
             self._waits = True if calls[-1].is_open and len(calls) <= (self._most or len(calls)) else None
-            return text[: calls[0].start], "", [call[2:4] for call in calls]
+            return text[: calls[0].start], [call[2:4] for call in calls]
         if bare or ended:
             self._waits = False if text.lstrip().startswith(("{", "[")) else None
-            return text if ended else "", "", []
+            return text if ended else "", []
         opened = [at for begin in _BEGINS if (at := text.find(begin)) >= 0]
         held, self._waits = max(overlap(text, begin) for begin in _BEGINS), False if opened else None
-        return text[: min([*opened, len(text) - held])], "", []
+        return text[: min([*opened, len(text) - held])], []
 
     def _next_call(self, at: int, *, bare: bool) -> _Call | None:
         found = [form.match(self._text, at) for form in _BARE] if bare else []
@@ -177,20 +215,9 @@ def _may_begin(text: str, forms: Sequence[str]) -> bool:
     return any(lead.startswith(form) or form.startswith(lead) for form in forms)
 
 
-def _channels(text: str, *, ended: bool) -> tuple[str, str, list[tuple[str, str]]]:
-    """Content, reasoning and calls of gpt-oss' channels; a call has the function as recipient."""
-    content, thought, calls = "", "", []
-    for found in _CHANNEL.finditer(text):
-        head, body = found["head"], found["body"]
-        if found.end() == len(text) and not ended:
-            body = body[: len(body) - max(overlap(body, end) for end in _CHANNEL_ENDS)]
-        if called := _CALLED.search(head):
-            calls.append((called[1], body))
-        elif _THOUGHT.search(head):
-            thought += body
-        else:
-            content += body
-    return content, thought, calls
+def _new_call(index: int, name: str, arguments: str = "") -> dict[str, Any]:
+    head = {"index": index, "id": f"call_{uuid.uuid4().hex}", "type": "function"}
+    return head | {"function": {"name": name, "arguments": arguments}}
 
 
 def _value(text: str, schema: Any) -> Any:

@@ -214,6 +214,37 @@ def test_a_long_call_is_not_searched_anew_for_each_token(begin):
     assert finder.searches < 20
 
 
+class Keeping(CallFinder):
+    """Notes the most characters that it keeps to read again."""
+
+    most_kept = 0
+
+    def push(self, text, *, ended):
+        found = super().push(text, ended=ended)
+        self.most_kept = max(self.most_kept, len(self._text))
+        return found
+
+
+@pytest.mark.parametrize("head", ["final", "analysis", "commentary to=functions.f"])
+@pytest.mark.parametrize("num_messages", [1, 100])
+def test_what_channels_have_said_is_not_read_again_for_each_token(head, num_messages):
+    words = "word " * (1000 // num_messages)
+    text = f"<|channel|>{head}<|message|>{words}<|end|><|start|>assistant" * num_messages
+    finder = Keeping(None, in_channels=True)
+    content, thought, calls = parts_of(finder, text, 5)
+    assert finder.most_kept < 80  # a head
+    found = content + thought + "".join(arguments for _, arguments in calls.values())
+    assert found == "word " * 1000
+    assert (bool(content), bool(thought)) == (head == "final", head == "analysis")
+    assert len(calls) == ("to=" in head) * num_messages
+
+
+def test_an_answer_in_no_channel_is_not_kept():
+    finder = Keeping(0, in_channels=True)
+    assert parts_of(finder, '{"a": "' + "word " * 1000, 5)[0] == '{"a": "' + "word " * 1000
+    assert finder.most_kept == 0
+
+
 def test_a_call_behind_one_with_other_fields_is_not_lost():
     text = '[{"name": "a", "arguments": {}, "id": "x"}, {"name": "b", "arguments": {"c": 1}}]'
     _, _, calls = parts_of(CallFinder(None), text, 10_000)
