@@ -2,9 +2,10 @@
 
 import json
 import os
-import re
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +13,10 @@ from lmi_bench.core.errors import CapacityError, InputError, installed
 from lmi_bench.models.folder import read_object
 
 _UNFINISHED: Final = "�"  # how `tokenizers` decodes bytes that are not (yet) UTF-8
-_BYTE_TOKEN: Final = re.compile("<0x[0-9A-F]{2}>")
 _HIDDEN: Final = [byte for byte in range(256) if byte < 33 or 126 < byte < 161 or byte == 173]
 _BYTE_LEVEL: Final = {256 + i: byte for i, byte in enumerate(_HIDDEN)}
 """The byte of each other character in the names of GPT-2's byte-level tokens."""
+_BYTE_CHARS: Final = set(map(chr, {*_BYTE_LEVEL, *range(256)}.difference(_HIDDEN)))
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _CONTEXT_TOKENS: Final = 6  # prompt tokens: enough for a whole character and the word before it
 
@@ -48,8 +49,12 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
         saved = json.loads(tokenizer.to_str())
         self.longest_token_bytes = _longest_token_bytes(saved)
-        self.is_byte_level = (saved["decoder"] or {}).get("type") == "ByteLevel"
+        decoders = {step["type"] for step in _parts(saved["decoder"])}
+        self.is_byte_level = "ByteLevel" in decoders
+        names = [f"<0x{byte:02X}>" for byte in range(256)] if "ByteFallback" in decoders else []
+        self._bytes = {tokenizer.token_to_id(name): bytes([byte]) for byte, name in enumerate(names)}
         added = tokenizer.get_added_tokens_decoder().items()
+        self._alone = cache(lambda token_id: self.decode([token_id], skip_special_tokens=False))
         self._special_tokens: dict[int, str] = {i: t.content for i, t in added if t.special}
         self.has_channels = "<|channel|>" in self._special_tokens.values()
 
@@ -103,13 +108,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, which may be a part of a character."""
-        text = self.token_text(token_id)
-        if _UNFINISHED not in text:
-            return text.encode()
-        name: str = self._tokenizer.id_to_token(token_id)
-        if _BYTE_TOKEN.fullmatch(name):  # SentencePiece's
-            return bytes([int(name[1:-1], 16)])
-        return name.translate(_BYTE_LEVEL).encode("latin-1", "replace")
+        if not self.is_byte_level:
+            return self._bytes.get(token_id) or self.token_text(token_id).encode()
+        name: str = self._tokenizer.id_to_token(token_id) or ""
+        if _BYTE_CHARS.issuperset(name):
+            return name.translate(_BYTE_LEVEL).encode("latin-1")
+        return name.encode()  # an added token's
 
     def special_token(self, token_id: int) -> str | None:
         """The name of a token that `decode` skips, such as `</s>`; None for others."""
@@ -132,44 +136,52 @@ class Tokenizer:
 class Detokenizer:
     """Turns one stream of tokens into text pieces as they arrive.
 
-    A character may span several tokens, and whether a token starts with a space may depend on the
-    one before it. So new tokens are decoded after those of the last piece, and held back while
-    they end within a character. The joined pieces are what all tokens add to the text before them.
+    A character may span several tokens, so its bytes are held back until it is whole. Whether a
+    token starts with a space may depend on the one before it, so the two are decoded together. The
+    joined pieces are what all tokens add to the text before them.
     """
 
     def __init__(self, tokenizer: Tokenizer, behind: list[int], *, special: bool) -> None:
         """behind  the tokens just before the stream, without special ones"""
         self._tokenizer, self._special = tokenizer, special
-        self._context = behind  # later the last piece, which starts at a character boundary
-        self._context_text = self._decode(behind) if behind else ""
-        self._pending: list[int] = []  # not emitted yet
+        self._context = behind  # later the last token
+        self._before = self._decode(behind)  # the context's text
+        self._utf8 = getincrementaldecoder("utf-8")("replace" if tokenizer.is_byte_level else "strict")
+        self._is_broken = False  # one of the bytes behind the last text is no UTF-8
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text completed by these tokens; empty while a character is incomplete."""
-        self._pending.extend(token_ids if self._special else self._tokenizer._shown(token_ids))
-        return self._emit(at_end=False)
+        shown = token_ids if self._special else self._tokenizer._shown(token_ids)
+        if self._tokenizer.is_byte_level:
+            return self._utf8.decode(b"".join(map(self._tokenizer.token_bytes, shown)))
+        return "".join(map(self._next, shown))
 
     def finish(self) -> str:
         """The remaining text at the end of the stream: empty, or U+FFFD for invalid bytes."""
-        return self._emit(at_end=True)
+        return self._utf8.decode(b"", final=True) if self._tokenizer.is_byte_level else self._end_bytes()
+
+    def _next(self, token_id: int) -> str:
+        behind, before = self._context, self._before
+        self._context, self._before = [token_id], self._tokenizer._alone(token_id)
+        if byte := self._tokenizer._bytes.get(token_id):
+            try:
+                return _UNFINISHED if self._is_broken else self._utf8.decode(byte)
+            except UnicodeDecodeError as exc:  # as `decode`: one for each byte, and for those behind
+                self._is_broken = True
+                return _UNFINISHED * len(exc.object)
+        text = self._decode([*behind, token_id])
+        own = text[len(before) :] if text.startswith(before) else self._before
+        return self._end_bytes() + own
+
+    def _end_bytes(self) -> str:
+        """Text for the bytes that no more will follow."""
+        held = b"" if self._is_broken else self._utf8.getstate()[0]
+        self._utf8.reset()
+        self._is_broken = False
+        return _UNFINISHED * len(held)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=not self._special)
-
-    def _emit(self, *, at_end: bool) -> str:
-        if not self._pending:
-            return ""
-        text = self._decode(self._context + self._pending)
-        if text.endswith(_UNFINISHED) and not at_end:
-            return ""
-        if text.startswith(self._context_text):
-            piece = text[len(self._context_text) :]
-        else:  # invalid bytes follow: some decoders then also drop the valid ones before them
-            piece = self._decode(self._pending)
-        self._context = [] if self._tokenizer.is_byte_level else self._pending
-        self._context_text = self._decode(self._context) if self._context else ""
-        self._pending = []
-        return piece
 
 
 @contextmanager
@@ -216,7 +228,7 @@ def _longest_token_bytes(saved: Any) -> int | None:
 def _parts(step: Any) -> list[Any]:
     if not step or step["type"] != "Sequence":
         return [step] if step else []
-    return step.get("normalizers") or step.get("pretokenizers") or []
+    return step.get("normalizers") or step.get("pretokenizers") or step.get("decoders") or []
 
 
 def _keeps_text(step: Any) -> bool:

@@ -71,6 +71,50 @@ def test_any_stream_joins_to_the_decoded_whole(tokenizer, text):
     assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
 
 
+@settings(max_examples=500)
+@given(data=st.data())
+def test_any_bytes_join_to_the_decoded_whole(byte_level_with_more, data):
+    """Also what is no UTF-8, tokens of half a character, special and added ones, and unknown ids."""
+    tokenizer = byte_level_with_more
+    high = [tokenizer.encode(text, add_special_tokens=False) for text in ("é日🙂", "\x80\ufffd\U00010000")]
+    ids = st.integers(0, 265) | st.sampled_from([each for some in high for each in some])
+    token_ids = data.draw(st.lists(ids, max_size=30))
+    for special in (False, True):
+        detokenizer = tokenizer.detokenizer(special=special)
+        pieces = [*(detokenizer.push([token_id]) for token_id in token_ids), detokenizer.finish()]
+        assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=not special)
+
+
+@pytest.fixture(scope="module")
+def byte_level_with_more(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    fast = FastTokenizer.from_file(str(byte_level(folder).folder / "tokenizer.json"))
+    fast.add_special_tokens(["<end of it>", "<｜end｜>"])
+    fast.add_tokens(["plain words", "é"])
+    fast.save(str(folder / "tokenizer.json"))
+    return Tokenizer.from_folder(folder)
+
+
+class Counting(Tokenizer):
+    """Counts the ids that it decodes."""
+
+    num_decoded = 0
+
+    def decode(self, token_ids, *, skip_special_tokens=True):
+        self.num_decoded += len(token_ids)
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("part", [b"\x80", b"\xe6", b"\xf0\x9f\x99", b"\x80\xf0\x9f\x99\x82", b"\xef\xbf\xbd"])
+def test_bytes_that_never_become_a_character_are_not_decoded_again_and_again(tokenizer, part):
+    counting = Counting.from_folder(tokenizer.folder)
+    token_of = {tokenizer.token_bytes(i): i for i in range(259) if len(tokenizer.token_bytes(i)) == 1}
+    ids = [token_of[bytes([byte])] for byte in part] * 400 + counting.encode("a")
+    text = "".join(stream(counting, ids))
+    assert text == counting.decode(ids)
+    assert counting.num_decoded < 20 * len(ids)
+
+
 def test_a_space_behind_a_special_token_is_kept(tmp_path):
     """An end token that is ignored shows nothing, and the words round it stay two words."""
     tokenizer = byte_fallback(tmp_path)
