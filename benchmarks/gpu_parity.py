@@ -79,7 +79,9 @@ def rows_of(name: str, seed: int, count: int, modes: list[str]) -> list[Row]:
                     reason = str(exc).partition("\n")[0][:120]
                     cells.append(f"failed: {type(exc).__name__}: {reason}")
                     table.wrong += 1
-            rows.append((name, back_end, cells, table.compared, table.wrong))
+            without = back_end == "torch, graphs" and (spec.sinks or spec.latent_rank)
+            label = "torch, eager: no graphs" if without else back_end
+            rows.append((name, label, cells, table.compared, table.wrong))
     return rows
 
 
