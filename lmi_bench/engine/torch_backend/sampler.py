@@ -62,9 +62,10 @@ class Choice:
 def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
     """Choose one token for each row of logits, shape (rows, vocab)."""
     picked = _likeliest(logits, rows)
-    drawn = [i for i, row in enumerate(rows) if not row.sampling.greedy]
-    if drawn:
-        most = len(drawn) if logits.is_cuda else max(1, _CACHED // logits.shape[-1])
+    vocab = logits.shape[-1]
+    for few in (True, False):
+        drawn = [i for i, row in enumerate(rows) if not row.sampling.greedy and _draws_from_few(row, vocab) is few]
+        most = max(1, len(drawn) if logits.is_cuda else _CACHED // vocab)
         for first in range(0, len(drawn), most):
             some = drawn[first : first + most]
             side_by_side = some[-1] - some[0] + 1 == len(some)  # then no copy is needed
@@ -90,25 +91,36 @@ def score_tokens(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]
     return tuple(zip(logprobs, _ranked(scores, counts), strict=True))
 
 
-def _before_top_p(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
-    """Shares of the tokens that top-k and min-p leave, which sum to 1 with those they drop."""
+def _draws_from_few(row: RowRequest, vocab: int) -> bool:
+    """True for a top-k so small that `_candidates` finds it faster than a search of all."""
+    return 0 < row.sampling.top_k < vocab // _PART // 2
+
+
+def _tempered(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
+    """Scores behind penalties and temperature."""
     scores = _penalised(logits.float(), rows)
     temperatures = [row.sampling.temperature for row in rows]
-    if any(each != 1.0 for each in temperatures):
-        scores = scores / _column(temperatures, scores)
+    return scores if set(temperatures) == {1.0} else scores / _column(temperatures, scores)
+
+
+def _shares(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:
+    """Shares of the tokens that top-k and min-p leave, which sum to 1 with those they drop."""
     limits = _top_k_and_min_p(scores, rows)
     chances = torch.softmax(scores, dim=-1)
     return chances if limits is None else _where(torch.ge, scores, limits).mul_(chances)
 
 
 def _draw(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
-    """One token for each row, none of them greedy.
+    """One token for each row, none of them greedy; all or none draw from few.
 
     Top-p rows draw from all tokens until the draw is one of the likeliest with mass `top_p`: that
     is the same distribution, without sorting the vocabulary. A draw that is none of them leaves
     those that are likelier for the next draw. Few rows are left to be sorted.
     """
-    chances = _before_top_p(logits, rows)
+    scores, ids = _tempered(logits, rows), None
+    if _draws_from_few(rows[0], logits.shape[-1]):
+        scores, ids = _candidates(scores, max(row.sampling.top_k for row in rows))
+    chances = _shares(scores, rows)
     sums = _block_sums(chances)
     draws = [uniform_draw(row.seed, row.position) for row in rows]
     token_ids = draw_tokens(chances, draws, sums)
@@ -133,6 +145,8 @@ def _draw(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
         draws = [uniform_draw(rows[i].seed, rows[i].position, number) for i in left]
         for i, token_id in zip(left, draw_tokens(part, draws, sums), strict=True):
             token_ids[i] = token_id
+    if ids is not None:
+        token_ids = ids.gather(1, torch.tensor(token_ids, device=ids.device)[:, None])[:, 0].tolist()
     return token_ids
 
 
@@ -266,25 +280,29 @@ def _top_k_and_min_p(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor | Non
         limits += scores.amax(dim=-1, keepdim=True)
     if cut:
         part = scores if len(cut) == len(rows) else scores[cut]
-        highest = _highest(part, max(top_ks[i] for i in cut))
+        highest = part.topk(max(top_ks[i] for i in cut), dim=-1).values
         kth = torch.tensor([[top_ks[i] - 1] for i in cut], device=scores.device)
         limits[cut] = torch.maximum(limits[cut], highest.gather(1, kth))
     return limits
 
 
-def _highest(scores: Tensor, count: int) -> Tensor:
-    """The highest scores of each row, in order, shape (rows, count).
+def _candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """All scores of each row that are no less than its `count` highest, beside others, and their
+    tokens, in order; both of shape (rows, some).
 
-    They are in as many parts of the row as their count, those with the highest maxima, which are
-    found several times as fast as they are.
+    They are in parts of the row whose maxima are no less than the `count` highest maxima, which are
+    found several times as fast. In float64, since their sums depend on what is between them.
     """
-    size = scores.shape[-1] // _PART
-    if count < size // 2:
-        whole = scores[:, : size * _PART].view(-1, _PART, size)
-        parts = whole.amax(dim=1).topk(count, dim=-1).indices
-        inside = whole.gather(2, parts[:, None].expand(-1, _PART, -1)).flatten(1)
-        scores = torch.cat([inside, scores[:, size * _PART :]], dim=1)
-    return scores.topk(count, dim=-1).values
+    size, vocab = scores.shape[-1] // _PART, scores.shape[-1]
+    whole, rest = scores[:, : size * _PART].view(-1, _PART, size), scores[:, size * _PART :]
+    maxima = whole.amax(dim=1)
+    least = maxima.topk(count, dim=-1).values[:, -1:].clamp(min=torch.finfo(scores.dtype).min)
+    most = int((maxima >= least).sum(dim=-1).max())
+    parts = maxima.topk(most, dim=-1).indices.sort(dim=-1).values[:, None].expand(-1, _PART, -1)
+    ids = torch.arange(vocab, device=scores.device).expand(len(scores), -1)
+    own = ids[:, : size * _PART].unflatten(1, (_PART, size)).gather(2, parts).flatten(1)
+    values = torch.cat([whole.gather(2, parts).flatten(1), rest], dim=1)
+    return values.double(), torch.cat([own, ids[:, size * _PART :]], dim=1)
 
 
 def _where(compare: Callable[..., Tensor], values: Tensor, limits: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ SETTINGS = [
 
 def probabilities(logits, rows):
     """The distribution that each row draws from."""
-    chances = sampler._before_top_p(logits, rows)
+    chances = sampler._shares(sampler._tempered(logits, rows), rows)
     cut = [i for i, row in enumerate(rows) if row.sampling.top_p < 1.0]
     if cut:
         chances[cut] = sampler._top_p(chances[cut], [rows[i].sampling.top_p for i in cut])
@@ -180,13 +180,50 @@ def test_min_p_and_a_bias_are_those_of_transformers():
     assert choose(logits, [greedy])[0].token_id == 13
 
 
-@pytest.mark.parametrize("vocab", [31, 1000, 4096 + 17])
-def test_the_highest_scores_are_those_of_a_search_of_all(vocab):
+@pytest.mark.parametrize("vocab", [64, 1000, 4096 + 17])
+def test_all_that_top_k_keeps_is_among_its_candidates(vocab):
     """With many equals, in any place: some side by side, some in the rest behind whole parts."""
     scores = torch.randint(0, 40, (8, vocab), generator=torch.Generator().manual_seed(3)).float()
     scores[0, -3:] = scores[1, :5] = 99.0
-    for count in (1, 7, 30):
-        assert torch.equal(sampler._highest(scores, count), scores.topk(count).values)
+    scores[2] = 5.0
+    scores[3, 7:] = -torch.inf
+    for count in (1, max(1, vocab // 65)):
+        values, tokens = sampler._candidates(scores, count)
+        assert torch.equal(tokens.sort(dim=-1).values, tokens)
+        assert torch.equal(values, scores.gather(1, tokens).double())
+        least = scores.topk(count).values[:, -1:]
+        for row in range(8):
+            kept = torch.nonzero((scores[row] >= least[row]) & scores[row].isfinite())[:, 0]
+            assert set(kept.tolist()) <= set(tokens[row].tolist())
+    few, _ = sampler._candidates(torch.randn(4, vocab), 1)
+    assert few.shape[-1] == 32 + vocab % 32
+
+
+def test_rows_with_a_small_top_k_draw_what_they_draw_from_the_whole_vocabulary(monkeypatch):
+    """Logits as bfloat16 has them, with equals at every limit."""
+    chance = torch.Generator().manual_seed(12)
+    logits = (torch.randn(60, 8000, generator=chance) * 3).bfloat16().float()
+    logits[::7, 100:4000] = -torch.inf
+    cases = [
+        {"top_k": 40},
+        {"top_k": 1, "temperature": 0.7},
+        {"top_k": 50, "top_p": 0.9, "temperature": 1.3},
+        {"top_k": 20, "top_p": 0.1, "min_p": 0.02},
+        {"top_k": 100, "repetition_penalty": 1.7, "presence_penalty": 0.5, "logit_bias": ((4, 9.0),)},
+        {"top_p": 0.8},
+        {"top_k": 5000, "top_p": 0.9},
+        {"temperature": 0.0},
+    ]
+    samplings = [SamplingParams(**{"temperature": 1.0} | case) for case in cases]
+    rows = [
+        [RowRequest(samplings[i % 8], position, HISTORY, i, num_generated=2) for i in range(60)]
+        for position in range(20)
+    ]
+    tokens = [[choice.token_id for choice in choose(logits, each)] for each in rows]
+    alone = [choose(logits[i : i + 1], [rows[0][i]])[0].token_id for i in range(60)]
+    assert alone == tokens[0]
+    monkeypatch.setattr(sampler, "_PART", 8000)  # so no top-k is small
+    assert [[choice.token_id for choice in choose(logits, each)] for each in rows] == tokens
 
 
 def test_the_ends_of_the_draw_give_tokens_that_can_come():
