@@ -76,6 +76,11 @@ MODELS = {
         "DeepseekV3",
         {"q_lora_rank": None, "rope_interleave": False, "rope_parameters": DEEPSEEK_YARN},
     ),
+    "Kimi K2: DeepSeek-V3 without groups": (
+        "DeepseekV3",
+        {"model_type": "kimi_k2", "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+        | {"rope_parameters": DEEPSEEK_YARN | {"beta_fast": 1.0, "beta_slow": 1.0, "mscale_all_dim": 1.0}},
+    ),
     "Gemma": ("Gemma", {}),
     "Gemma 2: four norms, caps, windows": ("Gemma2", TIED),
     "Gemma 3: rotary settings by layer": ("Gemma3", TIED),

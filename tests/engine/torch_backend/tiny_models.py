@@ -3,6 +3,7 @@ for them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,8 @@ class Reference:
 class TinyModel:
     """A saved model and the same model in transformers, float32."""
 
-    def __init__(self, folder: Path, family: str, **changes: object) -> None:
+    def __init__(self, folder: Path, family: str, *, model_type: str | None = None, **changes: object) -> None:
+        """model_type  another name that config.json gives the family"""
         torch.manual_seed(7)
         text = "Text" if family == "Gemma3" else ""
         config = getattr(transformers, f"{family}{text}Config")(
@@ -90,6 +92,9 @@ class TinyModel:
                 part.limit = config.swiglu_limit
         self.folder = folder
         self.model.save_pretrained(folder)
+        if model_type is not None:
+            stated = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(stated | {"model_type": model_type}))
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
