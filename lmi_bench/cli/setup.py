@@ -28,20 +28,8 @@ _TABLES: Final = {
     "profiles": "List the engine profiles: what each was fitted on; or the constants of the one named.",
 }
 _GIVE_WAY: Final = (
-    "network Gbit/s",
-    "layers",
-    "gated",
-    "arch",
-    "link",
-    "vendor",
-    "host GiB",
-    "checkpoint",
-    "models",
-    "accelerator",
-    "region",
-    "component",
-    "platform",
-    "devices",
+    "network Gbit/s, layers, gated, arch, link, vendor, host GiB, checkpoint, models, accelerator, region, "
+    "component, platform, devices"
 )
 catalog = typer.Typer(
     name="catalog", help="Models, machines, prices and images that are known, with their sources.", no_args_is_help=True
@@ -127,7 +115,7 @@ def _lister(name: str) -> Callable[..., None]:
         sources = list(dict.fromkeys(row["source"] for row in found))
         rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in found]
         texts = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
-        give_way = [column for column in _GIVE_WAY if column not in texts[:1]]
+        give_way = [column for column in _GIVE_WAY.split(", ") if column not in texts[:1]]
         long = ("family", "tag", "address")  # of an image
         title = f"Constants of {settings.text}" if "constant" in texts else f"{name.capitalize()}: {len(rows)}"
         print_table(title, rows, left=long, whole=texts, give_way=give_way)

@@ -30,15 +30,9 @@ from lmi_bench.core.units import ms_to_s
 QUANTILES = (0, 0.01, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 0.99, 1)
 BINS, LANES, SAMPLE, CANDIDATES = 40, 30, 200_000, 100
 _METRICS: tuple[Metric, ...] = ("ttft", "itl", "latency_per_token", "e2e")
-_PLAIN = (
-    "instance",
-    "instances",
-    "tensor_parallel",
-    "replicas",
-    "accelerator",
-    "price_usd_per_hour",
-    "usd_per_1m_output_tokens",
-)
+_PLAIN = """
+    instance instances tensor_parallel replicas accelerator price_usd_per_hour usd_per_1m_output_tokens
+"""
 _FIGURES = ("throughput_tokens_per_s", "ttft_p90_ms", "itl_p50_ms", "latency_per_token_p90_ms", "capacity_rate_per_s")
 _MEMORY = ("device_gib", "weights_gib", "kv_cache_gib")
 
@@ -48,7 +42,7 @@ def candidates_data(candidates: Sequence[Candidate], chosen: Candidate | None) -
     rows = []
     for each in candidates[:CANDIDATES]:
         known = each.to_json()
-        row = {key: known[key] for key in _PLAIN}
+        row = {key: known[key] for key in _PLAIN.split()}
         row |= {key: [*known[key].values()][:3] for key in _FIGURES if key in known}
         row["memory"] = [known["memory"].get(key) for key in _MEMORY]
         row["spare"] = each.cost.spare_machines

@@ -4,7 +4,7 @@ Known keys have a place of their own; every other key is listed under provenance
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook, Variation
@@ -18,36 +18,14 @@ from lmi_bench.report.table import Cell, Field, Table, table_of
 from lmi_bench.report.tables import fleets
 from lmi_bench.report.values import Facts, Headline, RecommendationView
 
-_PLACED = {
-    "recommended",
-    "nearest",
-    "missed",
-    "candidates",
-    "rejected",
-    "warnings",
-    "accuracy",
-    "sensitivity",
-    "disaggregated",
-    "vary",
-    "frontier",
-    "profile_document",
-    "kinds",
-}
-_PLACED_OF_CANDIDATE = {
-    "instance",
-    "instances",
-    "tensor_parallel",
-    "replicas",
-    "engine",
-    "slos",
-    "warnings",
-    "reason",
-    "blended_3to1_as_published_reason",
-    "setting",
-    "estimated",
-    "price_range_usd_per_hour",
-    *fleets.PRICE_KEYS,
-}
+_PLACED = """
+    recommended nearest missed candidates rejected warnings accuracy sensitivity disaggregated vary frontier
+    profile_document kinds
+"""
+_PLACED_OF_CANDIDATE = """
+    instance instances tensor_parallel replicas engine slos warnings reason blended_3to1_as_published_reason setting
+    estimated price_range_usd_per_hour
+"""
 _SHOWN_CANDIDATES = 12
 _SAME_PRICE = 0.005
 _SHORT_ANSWER = 4  # tokens of a class or a score: its price is that of the prompt
@@ -183,14 +161,14 @@ def _where(candidate: Candidate, answer: Recommendation) -> str:
 
 def _provenance(content: Mapping[str, Any], chosen: Candidate | None) -> tuple[Facts, ...]:
     """The origin of each number: everything in the file except its candidates."""
-    facts = [*planning_facts(content), Facts("How it was found", tuple(_flatten(content, _PLACED)))]
+    facts = [*planning_facts(content), Facts("How it was found", tuple(_flatten(content, _PLACED.split())))]
     if chosen is not None:
-        placed = {*_PLACED_OF_CANDIDATE, *chosen.figures}
+        placed = {*_PLACED_OF_CANDIDATE.split(), *fleets.PRICE_KEYS, *chosen.figures}
         facts.append(Facts("The candidate named above", tuple(_flatten(chosen.to_json(), placed))))
     return tuple(each for each in facts if each.items)
 
 
-def _flatten(content: Mapping[str, Any], left_out: set[str]) -> list[tuple[str, str]]:
+def _flatten(content: Mapping[str, Any], left_out: Collection[str]) -> list[tuple[str, str]]:
     items = []
     for key, value in content.items():
         if key in left_out or value in (None, [], {}, ""):

@@ -130,21 +130,9 @@ def _columns(run: QueueRun, ramp: int, end: int) -> Columns:
     times_s = np.append(steps_s, 0.0)[step]  # answers of one token take no decode step
     times_s[place == 0] = at_s
     yes, none = np.ones(sent_s.size, dtype=bool), np.full(sent_s.size, np.nan)
-    return Columns(
-        [STATUS_OK] * sent_s.size,
-        yes,
-        yes,
-        sent_s,
-        sent_s,
-        none,
-        none,
-        tokens,
-        yes,
-        times_s,
-        np.ones(times_s.size, dtype=np.int32),
-        np.repeat(row, gained),
-        sent_s + run.e2e_s[ramp:end],
-    )
+    each = ([STATUS_OK] * sent_s.size, yes, yes, sent_s, sent_s, none, none, tokens, yes)
+    events = (times_s, np.ones(times_s.size, dtype=np.int32), np.repeat(row, gained))
+    return Columns(*each, *events, sent_s + run.e2e_s[ramp:end])
 
 
 def _places(counts: NDArray[np.int64]) -> NDArray[np.int64]:

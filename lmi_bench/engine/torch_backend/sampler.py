@@ -299,10 +299,10 @@ def _candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     least = maxima.topk(count, dim=-1).values[:, -1:].clamp(min=torch.finfo(scores.dtype).min)
     most = int((maxima >= least).sum(dim=-1).max())
     parts = maxima.topk(most, dim=-1).indices.sort(dim=-1).values[:, None].expand(-1, _PART, -1)
-    ids = torch.arange(vocab, device=scores.device).expand(len(scores), -1)
-    own = ids[:, : size * _PART].unflatten(1, (_PART, size)).gather(2, parts).flatten(1)
+    ids = torch.arange(vocab, device=scores.device)
+    own = ids[: size * _PART].view(_PART, size).expand(len(scores), -1, -1).gather(2, parts).flatten(1)
     values = torch.cat([whole.gather(2, parts).flatten(1), rest], dim=1)
-    return values.double(), torch.cat([own, ids[:, size * _PART :]], dim=1)
+    return values.double(), torch.cat([own, ids[size * _PART :].expand(len(scores), -1)], dim=1)
 
 
 def _where(compare: Callable[..., Tensor], values: Tensor, limits: Tensor) -> Tensor:

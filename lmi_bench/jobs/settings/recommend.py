@@ -12,18 +12,9 @@ from lmi_bench.jobs.settings.sweep import check_lengths
 OBJECTIVES: Final = ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput")
 
 # Options that `--portfolio` takes; its file states models, loads and SLOs.
-_OF_A_PORTFOLIO: Final = (
-    "portfolio",
-    "instance",
-    "tensor_parallel",
-    "profile",
-    "prices",
-    "platform",
-    "region",
-    "purchase",
-    "commit_discount",
-    "availability",
-)
+_OF_A_PORTFOLIO: Final = """
+    portfolio instance tensor_parallel profile prices platform region purchase commit_discount availability
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +131,7 @@ class RecommendSettings(Settings):
         other = [
             each.name.upper() if each.option.argument else each.option.name_of(each.name)
             for each in stated(self)
-            if each.name not in _OF_A_PORTFOLIO
+            if each.name not in _OF_A_PORTFOLIO.split()
         ]
         if other:
             raise InputError(
