@@ -170,7 +170,7 @@ def draw_tokens(chances: Tensor, draws: Sequence[float], sums: Tensor | None = N
     columns = block * _BLOCK + torch.arange(_BLOCK, device=chances.device)
     inside = chances.gather(1, columns.clamp(max=vocab - 1)).double()
     place, _ = _pick(inside.masked_fill(columns >= vocab, 0.0), points)
-    token_ids: list[int] = (block * _BLOCK + place)[:, 0].tolist()
+    token_ids: list[int] = (block * _BLOCK + place).clamp(max=vocab - 1)[:, 0].tolist()  # of NaN, any
     return token_ids
 
 
@@ -297,7 +297,7 @@ def _candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     whole, rest = scores[:, : size * _PART].view(-1, _PART, size), scores[:, size * _PART :]
     maxima = whole.amax(dim=1)
     least = maxima.topk(count, dim=-1).values[:, -1:].clamp(min=torch.finfo(scores.dtype).min)
-    most = int((maxima >= least).sum(dim=-1).max())
+    most = max(count, int((maxima >= least).sum(dim=-1).max()))
     parts = maxima.topk(most, dim=-1).indices.sort(dim=-1).values[:, None].expand(-1, _PART, -1)
     ids = torch.arange(vocab, device=scores.device)
     own = ids[: size * _PART].view(_PART, size).expand(len(scores), -1, -1).gather(2, parts).flatten(1)

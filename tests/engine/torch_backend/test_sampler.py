@@ -234,6 +234,13 @@ def test_the_ends_of_the_draw_give_tokens_that_can_come():
     assert draw_tokens(torch.tensor([[0.5, 0.5]]), [1.0]) == [1]
 
 
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}])
+def test_logits_that_are_no_numbers_give_some_token_of_the_vocabulary(settings):
+    logits = torch.full((1, 6400 + 7), torch.nan)
+    (choice,) = choose(logits, [request(temperature=1.0, **settings)])
+    assert 0 <= choice.token_id < 6407
+
+
 def test_rows_between_greedy_ones_draw_what_they_draw_alone():
     logits = torch.randn(7, 90, generator=torch.Generator().manual_seed(6))
     rows = [request(seed=i, temperature=0.0 if i % 3 == 1 else 1.0) for i in range(7)]
