@@ -336,7 +336,8 @@ def test_every_line_that_can_run_gets_every_figure_whatever_its_columns_lack(tmp
     contents = [
         {key: value for key, value in row.to_json().items() if not key.startswith("measured_")} for row in judged
     ]
-    assert all(None not in content.values() for content in contents[:3])
+    absent = [{key for key, value in content.items() if value is None} for content in contents[:3]]
+    assert absent == [set(), {f"{end}_tpot_ms" for end in ("predicted", "low", "high")}, set()]
     assert contents[3]["predicted_tpot_ms"] is None
     assert len(warnings) == 1
     assert "Nobody 9B" in warnings[0]
