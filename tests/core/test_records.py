@@ -50,7 +50,7 @@ def test_shifting_moves_every_time_alike():
 def test_an_event_is_kept_in_a_dozen_bytes():
     times_s, counts = [float(event) for event in range(100)], [1] * 100
     tracemalloc.start()
-    kept = [Exchange(0.0, tuple(times_s), tuple(counts)) for _ in range(100)]
+    kept = [Exchange(0.0, [at_s + i for at_s in times_s], list(counts)) for i in range(100)]
     line = request_line(0, 1, RequestRecord(0, 0.0, kept[0]), ())
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
