@@ -151,7 +151,10 @@ def find(seeds, tmp_path, one):
     gc.collect()
     gc.freeze()  # each level of a sweep collects: 0.5 s with what a process has imported by now
 
+    hung = []
+
     def too_long(*_):
+        hung.append(seed)  # an event loop's callback or a finalizer swallows what is raised in it
         raise HangError
 
     before = [(each, signal.signal(each, too_long)) for each in (signal.SIGPROF, signal.SIGALRM)]
@@ -168,7 +171,10 @@ def find(seeds, tmp_path, one):
             place = places[-2 if isinstance(exc, HangError) else -1]  # not the signal's handler
             most = 600 if isinstance(exc, FaultError) else 80
             failed.append(f"seed {seed}: {exc!r:.{most}} at {place.filename}:{place.lineno}")
+        else:
+            failed += [f"seed {seed}: took too long" for _ in hung]
         finally:
+            hung.clear()
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
             shutil.rmtree(folder, ignore_errors=True)

@@ -53,7 +53,8 @@ async def run_closed_loop(
             due_s = measured.ended_s
 
     async with asyncio.TaskGroup() as group:
-        for number in range(users.concurrency):
+        busy = users.concurrency if users.num_requests is None else min(users.concurrency, users.num_requests)
+        for number in range(busy):  # those beyond would find no request left
             group.create_task(user(number))
     return sorted(ended, key=lambda measured: measured.request.request_id)
 

@@ -59,6 +59,15 @@ def test_more_users_than_requests_send_what_there_is():
     assert len(_run(Counting(), ClosedLoop(concurrency=8, num_requests=3))) == 3
 
 
+def test_a_million_users_with_three_requests_are_three_tasks():
+    class Tasks(Counting):
+        async def send(self, request):
+            assert len(asyncio.all_tasks()) < 10
+            return await super().send(request)
+
+    assert len(_run(Tasks(), ClosedLoop(concurrency=10**6, num_requests=3), spacing_s=0.01)) == 3
+
+
 def test_spacing_sets_users_apart():
     records = _run(Counting(), ClosedLoop(concurrency=4, num_requests=4), spacing_s=0.1)
     assert [record.sent_s for record in records] == pytest.approx([0.0, 0.1, 0.2, 0.3])
