@@ -108,7 +108,7 @@ async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
         nonlocal heard_s
         heard_s = time.monotonic()
         if isinstance(message, Ping):
-            channel.send(Ping(message.sent_s, heard_s, runner.watch.late_frac(), fault))
+            channel.send(Ping(message.sent_s, heard_s, channel.heard_s, runner.watch.late_frac(), fault))
         elif isinstance(message, Stop):
             runner.stop(message.reason)
         elif isinstance(message, LevelOrder | Start):

@@ -14,6 +14,8 @@ import hmac
 import itertools
 import os
 import secrets
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -23,6 +25,8 @@ from lmi_bench import __version__
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, LmiBenchError
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.typed_json import decode, encode
+from lmi_bench.loadgen.http.answer import NS_PER_S
+from lmi_bench.loadgen.http.kernel_time import KernelClock
 from lmi_bench.loadgen.run.level_parts import LevelPart
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress
 
@@ -74,12 +78,14 @@ class Stop:
 class Ping:
     """Asks for the time at `sent_s` of the sweep, and answers with `at_s` of the worker.
 
+    arrived_s  when the question reached the worker's host (`Channel.heard_s`), by the same clock
     late_frac  share of the last second that the worker's loop was late
     fault      of its level so far, such as a late start
     """
 
     sent_s: float
     at_s: float = 0.0
+    arrived_s: float = 0.0
     late_frac: float = 0.0
     fault: str | None = None
 
@@ -111,10 +117,17 @@ class Channel:
     source, sink  of bytes, which it owns
     name          of the other side, for messages
     role          of this side
+    stamped       the connection, if its kernel was asked for the times at which packets arrive
+    heard_s       CLOCK_MONOTONIC when the last message that was listened to reached this host, by
+                  the kernel where it says so: a busy loop reads later
     """
 
-    def __init__(self, source: Connection, sink: Connection, name: str, role: Role) -> None:
-        self.name = name
+    def __init__(
+        self, source: Connection, sink: Connection, name: str, role: Role, stamped: socket.socket | None = None
+    ) -> None:
+        self.name, self.heard_s = name, 0.0
+        self._stamped, self._kernel = stamped, KernelClock()
+        self._kernel.sample()
         self._source, self._sink = source, sink
         self._key = b""
         self._role, self._other = role, _OTHER[role]
@@ -158,6 +171,7 @@ class Channel:
         """Have the running loop call this with each message, and with the error that ends it."""
 
         def readable() -> None:
+            self.heard_s = self._arrived_s()
             try:
                 on_message(self._next())
             except LmiBenchError as exc:
@@ -170,8 +184,9 @@ class Channel:
     def close(self) -> None:
         """Close the connection, which ends the other side."""
         self._stop_listening()
-        self._source.close()
-        self._sink.close()
+        for each in (self._source, self._sink, self._stamped):
+            if each is not None:
+                each.close()
 
     def why_ended(self) -> str:
         """Why the other side has closed the connection."""
@@ -181,6 +196,17 @@ class Channel:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._source.fileno())
         self._loop = None
+
+    def _arrived_s(self) -> float:
+        """When what can be read now reached this host: never too early, by CLOCK_MONOTONIC."""
+        now_ns, control = time.monotonic_ns(), None
+        if self._stamped is not None:
+            with contextlib.suppress(OSError):
+                _, messages, _, _ = self._stamped.recvmsg(1, 64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                control = messages[0][2] if messages else None
+            self._kernel.reach(now_ns)  # a step of the clock since the last message would show
+        stamp_ns = self._kernel.monotonic_ns(control, now_ns)
+        return (now_ns if stamp_ns is None else stamp_ns + self._kernel.error_bound_ns) / NS_PER_S
 
     def _next(self) -> Message:
         """The next message. Raises InputError for a wrong MAC, ClosedError at the end, and for a

@@ -25,6 +25,7 @@ from typing import Any
 from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import Listener
+from lmi_bench.loadgen.http.kernel_time import SO_TIMESTAMPNS
 from lmi_bench.loadgen.run.channel import Channel, Role
 
 SECRET = "LMI_BENCH_SECRET"  # noqa: S105 - the variable's name
@@ -209,14 +210,17 @@ def dial(address: str, tell: Callable[[str], None]) -> Channel:
 
 def _over(peer: socket.socket, name: str, role: Role) -> Channel:
     """A channel that sends small messages at once, and notices within half a minute that the other
-    host is gone; while something is on its way there, the pings of a level do."""
+    host is gone; while something is on its way there, the pings of a level do. Linux notes when each
+    message arrives."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, option):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+    if stamps := sys.platform == "linux":
+        peer.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     both = Connection(os.dup(peer.fileno()))
-    return Channel(both, both, name, role)
+    return Channel(both, both, name, role, peer.dup() if stamps else None)
 
 
 def shown(place: tuple[Any, ...]) -> str:

@@ -51,11 +51,12 @@ MAX_DRIFT = 1e-3
 class HostClock:
     """How far a host's CLOCK_MONOTONIC is ahead of ours, seconds, as an interval.
 
-    A ping leaves at our time s, is read at their time t, and its answer is read at our time r. The
-    offset (theirs - ours) is then between t - r and t - s, however long either way took: no
-    symmetry is assumed. Intervals of several pings are intersected; between them the known one
-    widens, since two clocks drift apart by at most `MAX_DRIFT`. An answer outside it shows that a
-    clock has stepped.
+    A ping leaves at our time s and reaches them at their time a; its answer leaves at their time t
+    and reaches us at our time r. The offset (theirs - ours) is then between t - r and a - s, however
+    long either way took: no symmetry is assumed. Where the kernel tells a and r, a busy loop on
+    either side is no part of it. Intervals of several pings are intersected; between them the known
+    one widens, since two clocks drift apart by at most `MAX_DRIFT`. An answer outside it shows that
+    a clock has stepped.
 
     shared  it is our own clock
     """
@@ -74,7 +75,7 @@ class HostClock:
         self.error_s = self._distance_s()
         return self._used_s
 
-    def add(self, sent_s: float, at_s: float, read_s: float) -> float:
+    def add(self, sent_s: float, arrived_s: float, at_s: float, read_s: float) -> float:
         """Add a ping; returns by how much the clock has stepped at least, 0.0 if it need not have.
 
         `error_s` becomes the largest error that the level's offset may have had so far.
@@ -84,7 +85,8 @@ class HostClock:
         self.round_trip_s = read_s - sent_s
         drift_s = MAX_DRIFT * (read_s - self._known_at_s)
         low_s, high_s = self._low_s - drift_s, self._high_s + drift_s
-        seen_low_s, seen_high_s = at_s - read_s, at_s - sent_s
+        moved_s = MAX_DRIFT * self.round_trip_s  # at most, while the ping was under way
+        seen_low_s, seen_high_s = at_s - read_s - moved_s, arrived_s - sent_s + moved_s
         step_s = max(0.0, seen_low_s - high_s, low_s - seen_high_s)
         if step_s:
             low_s, high_s = seen_low_s, seen_high_s
@@ -146,8 +148,8 @@ class _Worker:
         if not isinstance(message, channels.Ping):
             self.answers.put_nowait(message)
             return
-        now_s, name = asyncio.get_running_loop().time(), self.channel.name
-        step_s = self.clock.add(message.sent_s, message.at_s, now_s)
+        name = self.channel.name
+        step_s = self.clock.add(message.sent_s, message.arrived_s, message.at_s, self.channel.heard_s)
         fault = f"its clock has stepped by {s_to_ms(step_s):,.0f} ms or more" if step_s else message.fault
         if fault and self.in_level and self.fault is None:
             self.fault = fault

@@ -23,10 +23,12 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.jobs import worker as worker_jobs
+from lmi_bench.loadgen.http.kernel_time import stamping_socket
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run import channel as of_channel
 from lmi_bench.loadgen.run.channel import Channel, ClosedError, Failed, Job, Ping, Ready, Start, Stop
+from lmi_bench.loadgen.run.hosts import _over as over
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share
 from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress, StopRules
 from lmi_bench.loadgen.run.self_check import LoopWatch
@@ -92,7 +94,7 @@ def test_messages_arrive_as_they_were_sent(pair):
     for each in orders:
         sweep.send(each)
     assert [worker.receive(type(each)) for each in orders] == orders
-    answers = [Ready(), Ping(0.1, 0.2, 0.3), Progress(0, "c", "running", 1, None, 0, 0.5, 9)]
+    answers = [Ready(), Ping(0.1, 0.2, 0.15, 0.3), Progress(0, "c", "running", 1, None, 0, 0.5, 9)]
     for each in answers:
         worker.send(each)
     assert [sweep.receive(type(each)) for each in answers] == answers
@@ -274,3 +276,38 @@ def test_an_input_error_in_a_level_has_its_line_and_its_exit_code(pair):
     _serves(sweep, worker, Refuses())
     listener.join()
     assert heard[0].startswith("w: too few open files")
+
+
+def test_a_message_is_heard_when_it_reached_the_host_however_late_it_is_read():
+    """The loop is busy for 0.3 s when the message comes; Linux knows when it came."""
+    stamping = stamping_socket()
+    if stamping is None:
+        pytest.skip("this host's kernel does not say when a packet arrived")
+    with stamping, socket.create_server(("127.0.0.1", 0)) as door:
+        near = socket.create_connection(door.getsockname())
+        far, _ = door.accept()
+        with near, far:
+            ends = sweep, worker = over(near, "w", "sweep"), over(far, "s", "worker")
+    assert _greeted(sweep, worker)["sweep"] == Ready(2)
+    heard = []
+
+    async def main():
+        worker.listen(lambda _: heard.append((worker.heard_s, time.monotonic())))
+        for _ in range(20):
+            before_s = time.monotonic()
+            sweep.send(Ping(before_s))
+            sent_s = time.monotonic()
+            time.sleep(0.3)
+            await asyncio.sleep(0.05)
+            heard_s, read_s = heard.pop()
+            assert before_s < heard_s
+            assert read_s - sent_s > 0.29
+            if heard_s - sent_s < 0.2:  # a busy machine's kernel starts to stamp late
+                return
+        pytest.fail("no message has the kernel's time")
+
+    try:
+        asyncio.run(main())
+    finally:
+        for end in ends:
+            end.close()

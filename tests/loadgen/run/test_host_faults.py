@@ -70,7 +70,7 @@ class Played:
             if self.is_sending:
                 self.pings += 1
                 self.during_the_level()
-            self.channel.send(Ping(message.sent_s, self.now_s(), self.late_frac))
+            self.channel.send(Ping(message.sent_s, self.now_s(), self.now_s(), self.late_frac))
             if self.is_sending and self.pings == PINGS:
                 self.is_sending = False
                 self.channel.send(self.part())
