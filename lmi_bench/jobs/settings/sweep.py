@@ -95,7 +95,7 @@ class ClientSettings:
     hosts    Hosts that send, with commas: local, USER@HOST (ssh) or join (dials in); NAME*4 for 4.
     ray      Address of a Ray cluster, or auto: a worker on each of its nodes dials in.
     listen   Address for hosts that join.
-    metrics_url  Metrics page of a replica; repeatable.
+    metrics_url  Metrics page of a replica, or file of its spans (OTLP/JSON); repeatable.
     cloudwatch_wait  Maximum wait in seconds for CloudWatch after a SageMaker sweep.
     """
 

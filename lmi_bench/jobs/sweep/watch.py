@@ -34,7 +34,8 @@ class Client:
     workers       number of processes here; auto: as many as the levels need
     hosts         where processes send instead; listen: address for those that dial in
     ray           address of a Ray cluster that has one of them a node; hosts is then one JOIN
-    metrics_urls  of the server's replicas; empty: the target's own /metrics, if it has one
+    metrics_urls  of the server's replicas, or files of their OpenTelemetry spans; empty: the target's
+                  own /metrics, if it has one
     """
 
     workers: int | Literal["auto"] = "auto"

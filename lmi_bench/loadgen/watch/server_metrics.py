@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _LABELS = r'(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?'
 _VALUE = r"[ \t]*([^\s{]\S*)(?:[ \t]+-?\d+)?[ \t]*$"
@@ -54,10 +54,10 @@ def total(samples: Sequence[Sample], names: Sequence[str], *, mean: bool = False
 
 # vLLM: vllm/v1/metrics/loggers.py (0.10, and the older names of 0.6); our engine has vLLM's names.
 # TGI: router/src/infer and backends/v3/src (2.x and 3.x).
-_NAMES: Mapping[str, Mapping[str, list[str]]] = json.loads(
+_NAMES: Mapping[str, Any] = json.loads(
     (files("lmi_bench.loadgen.watch") / "metric_names.json").read_text(encoding="utf-8")
 )
-_GAUGES, _COUNTERS = _NAMES["gauges"], _NAMES["counters"]
+_GAUGES, _COUNTERS, _SPANS = _NAMES["gauges"], _NAMES["counters"], _NAMES["spans"]
 _READ = [name for names in (*_GAUGES.values(), *_COUNTERS.values()) for name in names]
 
 
@@ -79,6 +79,20 @@ def read_page(text: str) -> ServerSample:
         return {name: value for name, value in found if value is not None}
 
     return ServerSample(present(_GAUGES), present(_COUNTERS))
+
+
+def read_spans(text: str) -> ServerSample:
+    """Seconds and number of each stage in vLLM's spans, as OTLP/JSON: what a page would count.
+
+    The line that a collector is just writing counts as far as it goes. Source: vllm/tracing.py.
+    """
+    either = "|".join(map(re.escape, _SPANS))
+    stated = rf'"key":\s*"({either})",\s*"value":\s*{{\s*"(?:double|int)Value":\s*"?([\d.eE+-]+)"?\s*}}'
+    counters = dict.fromkeys((f"{stage}{of}" for stage in _SPANS.values() for of in ("_sum_s", "_count")), 0.0)
+    for name, value in re.findall(stated, text):
+        counters[f"{_SPANS[name]}_sum_s"] += float(value)
+        counters[f"{_SPANS[name]}_count"] += 1
+    return ServerSample({}, counters)
 
 
 def growth(before: ServerSample, after: ServerSample) -> dict[str, float]:

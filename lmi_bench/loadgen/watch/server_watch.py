@@ -1,7 +1,9 @@
 """The server's own metrics of a level, scraped before, during and after it.
 
 A separate thread scrapes, so the sending loop never waits for it. The first scrapes of a level are
-close together and later ones a second apart, so that short levels are covered too.
+close together and later ones a second apart, so that short levels are covered too. A file of the
+server's OpenTelemetry spans takes the place of a page: it is read before and after the level, when
+nothing more is written to it.
 """
 
 import asyncio
@@ -9,8 +11,10 @@ import http.client
 import ssl
 import statistics
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from lmi_bench.core.errors import InputError
@@ -19,11 +23,14 @@ from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.core.units import MS_PER_S
 from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.loadgen.watch.machine import GpuPower, HostCpu
-from lmi_bench.loadgen.watch.server_metrics import ServerSample, growth, read_page
+from lmi_bench.loadgen.watch.server_metrics import ServerSample, growth, read_page, read_spans
 
 EVERY_S = 1.0
 FIRST_S = 0.05  # time to the first scrape within a level, s; each interval doubles, up to EVERY_S
 TIMEOUT_S = 2.0
+EXPORT_S, MOST_EXPORT_S = 7.0, 30.0
+"""Seconds without news after which a file has every span that had ended: exporters send every five,
+collectors write after one more. And the longest wait, where others' requests never end."""
 MAX_PREFIX_HIT_RATE = 0.01
 """Maximum share of prompt tokens from a prefix cache; a higher one lowers the TTFT noticeably."""
 MAX_SKEW = 1.2
@@ -51,7 +58,7 @@ class _Replica:
 class ServerWatch:
     """Watches `/metrics` of one server or of each replica, level after level.
 
-    urls     addresses of the metrics pages; empty if only this machine is watched
+    urls     addresses of the metrics pages, or paths of OTLP/JSON files of spans; empty if only this machine is watched
     headers  HTTP headers of each scrape
     power    meter of the accelerators in this machine
     context  certificates to accept; None: the system's
@@ -83,7 +90,7 @@ class ServerWatch:
             self.power.reset()
         if self.cpu is not None:
             self.cpu.reset()
-        await asyncio.to_thread(self._scrape, 0.0)
+        await asyncio.to_thread(self._scrape_when_exported)
         self._thread = threading.Thread(target=self._watch, args=(self._stop,), daemon=True)
         self._thread.start()
 
@@ -94,9 +101,10 @@ class ServerWatch:
             return
         self._stop.set()
         await asyncio.to_thread(thread.join)
+        self._stop = threading.Event()
         if self.cpu is not None:
             self.cpu.read()
-        await asyncio.to_thread(self._scrape, 0.0)
+        await asyncio.to_thread(self._scrape_when_exported)
 
     def abandon(self) -> None:
         """Stop without a last scrape: the level was cancelled."""
@@ -126,10 +134,22 @@ class ServerWatch:
             self._scrape(wait_s)
             wait_s = min(2 * wait_s, self.every_s)
 
+    def _scrape_when_exported(self) -> None:
+        """Scrape, the files of spans when all that has ended by now is in them."""
+        began_s = time.time()
+        files = [Path(url) for url in self.urls if _is_file(url)]
+        while files and not self._stop.wait(0.05):
+            changed_s = max(began_s, *(each.stat().st_mtime for each in files))
+            if time.time() > min(changed_s + EXPORT_S, began_s + MOST_EXPORT_S):
+                break
+        self._scrape(0.0)
+
     def _scrape(self, wait_s: float) -> None:
         if self.power is not None:
             self.power.read()
         for replica in self._replicas:
+            if wait_s and _is_file(replica.url):
+                continue  # a long file, and only its growth over the level is of use
             found = _fetch(replica.url, self.headers, self.context)
             if isinstance(found, str):
                 self._failed[replica.url] = found[:200]
@@ -146,10 +166,16 @@ def why_unreadable(url: str, headers: Mapping[str, str], context: ssl.SSLContext
     return "it holds no metric that is known here (the names of vLLM, SGLang, TGI, LMI or lmi-bench)"
 
 
+def _is_file(url: str) -> bool:
+    return "://" not in url and Path(url).is_file()
+
+
 def _fetch(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> ServerSample | str:
     """A page, or why it cannot be read. Asked by the load's proxy or Unix socket; no redirect is
     followed, which would give the key to whichever host it names."""
     try:
+        if _is_file(url):
+            return read_spans(Path(url).read_text(encoding="utf-8", errors="replace"))
         reply = Probe(url, headers, timeout_s=TIMEOUT_S, context=context).get_itself()
     except (OSError, ValueError, InputError, http.client.HTTPException) as exc:
         return str(exc) or f"no answer within {TIMEOUT_S:g} s"

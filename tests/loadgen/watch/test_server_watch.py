@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import http.server
 import threading
+import time
 
 import pytest
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
+from lmi_bench.loadgen.watch import server_watch
 from lmi_bench.loadgen.watch.machine import GpuPower
 from lmi_bench.loadgen.watch.server_metrics import Sample, read_page, read_samples
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
@@ -272,3 +274,57 @@ def test_energy_of_a_short_level_is_not_valid():
 def test_a_key_is_not_in_what_is_printed_of_a_watch():
     watch = ServerWatch(["http://127.0.0.1:9/metrics"], headers={"Authorization": "Bearer hidden"})
     assert "hidden" not in repr(watch)
+
+
+SPAN = (
+    '{"resourceSpans":[{"scopeSpans":[{"spans":[{"name":"llm_request","attributes":['
+    '{"key":"gen_ai.latency.time_in_queue","value":{"doubleValue":0.125}},'
+    '{"key":"gen_ai.latency.time_to_first_token","value":{"doubleValue":%s}},'
+    '{"key":"gen_ai.usage.prompt_tokens","value":{"intValue":"3"}},'
+    '{"key":"gen_ai.latency.time_in_model_prefill","value":{"doubleValue":6.25e-02}}]}]}]}]}\n'
+)
+
+
+def test_spans_that_a_collector_writes_later_are_those_of_the_level(tmp_path, monkeypatch):
+    """One of the warm-up comes when the watch begins, the level's own when it has ended."""
+    monkeypatch.setattr(server_watch, "EXPORT_S", 0.4)
+    file = tmp_path / "spans.jsonl"
+    file.write_text(SPAN % 9)
+    assert why_unreadable(str(file), {}) is None
+
+    def export(text):
+        time.sleep(0.2)
+        with file.open("a") as out:
+            out.write(text)
+
+    async def main():
+        watch = ServerWatch([str(file)], every_s=0.01)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch.begin())
+            group.create_task(asyncio.to_thread(export, SPAN % 9))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch.end())
+            group.create_task(asyncio.to_thread(export, SPAN % 0.25 * 4))
+        return watch.summary(RECORDS)
+
+    found = asyncio.run(main())
+    assert (found.sources, found.first_tokens) == ([str(file)], 4)
+    assert (found.queue_mean_ms, found.prefill_mean_ms, found.ttft_mean_ms) == (125, 62.5, 250)
+    assert found.client_minus_server_ttft_ms == pytest.approx(50)
+    assert found.running is None
+
+
+def test_a_level_that_is_cancelled_does_not_wait_for_its_spans(tmp_path):
+    file = tmp_path / "spans.jsonl"
+    file.touch()
+
+    async def main():
+        watch = ServerWatch([str(file)])
+        task = asyncio.create_task(watch.begin())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        watch.abandon()
+
+    began_s = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - began_s < server_watch.EXPORT_S - 1
