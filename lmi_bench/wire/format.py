@@ -3,17 +3,19 @@
 from typing import Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.wire import openai
 from lmi_bench.wire.anthropic import VERSION, AnthropicFormat
+from lmi_bench.wire.embeddings import EmbeddingsFormat
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.lmi import LmiFormat
+from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat
+from lmi_bench.wire.responses import ResponsesFormat
 from lmi_bench.wire.tgi import TgiFormat
 
 _FORMATS: dict[str, WireFormat] = {
     format_.name: format_
     for format_ in (
-        *(openai.OpenAiCompletionsFormat(), openai.OpenAiChatFormat(), LmiFormat(), TgiFormat()),
-        *(openai.OpenAiResponsesFormat(), AnthropicFormat(), openai.EmbeddingsFormat()),
+        *(OpenAiCompletionsFormat(), OpenAiChatFormat(), LmiFormat(), TgiFormat()),
+        *(ResponsesFormat(), AnthropicFormat(), EmbeddingsFormat()),
     )
 }
 FORMAT_NAMES: tuple[str, ...] = tuple(_FORMATS)

@@ -1,22 +1,12 @@
-"""OpenAI's protocols, as vLLM and similar servers serve them: text, embeddings and responses.
+"""OpenAI's text protocols, as vLLM and similar servers serve them.
 
 A chunk is not a token: speculative decoding and stream intervals put several tokens into one,
 incomplete characters leave some chunks empty, and a chat's first chunk (`role` only) has none. So
 events with text or ids are counted, and the total comes from the usage chunk without choices.
-
-Embeddings (`/v1/embeddings`, also of SGLang and TEI): the answer is one vector, with an end and
-neither tokens nor times within it.
-
-Responses (`/v1/responses`): a stream consists of named events: the text comes as deltas, the counts
-with the event that ends the response. Reasoning comes as its text or as a summary, or is counted
-and not shown. OpenAI accepts no `max_output_tokens` below 16, and its reasoning models no
-`temperature`, so that none is sent; vLLM takes `ignore_eos`.
-Sources: the API's reference; vllm/entrypoints/openai/responses, 2026.
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -45,7 +35,7 @@ class _OpenAiFormat(SseFormat):
             "output_tokens": usage.get("completion_tokens"),
             "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             "reasoning_tokens": (usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
-            **_stages(reply),
+            **stages_ms(reply),
         }
         choices = reply["choices"]
         if choices is None and reply.get("usage") is None:
@@ -146,7 +136,7 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
     return fields
 
 
-def _stages(reply: dict[str, Any]) -> dict[str, Any]:
+def stages_ms(reply: dict[str, Any]) -> dict[str, Any]:
     """As vLLM --enable-per-request-metrics; its TTFT begins when the request is scheduled."""
     metrics = reply.get("metrics") or {}
     return {
@@ -194,87 +184,3 @@ def _of_parts(parts: list[dict[str, Any]]) -> tuple[str, str]:
         else:
             text += part.get("text") or ""
     return thought, text
-
-
-class EmbeddingsFormat(SseFormat):
-    """`/v1/embeddings` with one text; `stream` has no meaning."""
-
-    name = "embeddings"
-    path = "/v1/embeddings"
-    payload_name = "a list of embeddings"
-
-    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        return orjson.dumps({"model": model, "input": self.prompt_text(request)})
-
-    def event(self, reply: dict[str, Any]) -> WireEvent:
-        if reply.get("error"):
-            return error_event(reply)
-        vectors = [each["embedding"] for each in reply["data"]]
-        if not vectors or not all(vectors):
-            raise ValueError("it has no vector")
-        count = (reply.get("usage") or {}).get("prompt_tokens")
-        model = reply.get("model")
-        return WireEvent(model=model, input_tokens=count, output_tokens=0, tokenless=True, end=True)
-
-
-LEAST_TOKENS: Final = 16
-_LAST: Final = ("response.completed", "response.incomplete")
-
-
-class OpenAiResponsesFormat(SseFormat):
-    """`/v1/responses`: the conversation as `input`; OpenAI is asked to store nothing."""
-
-    name = "openai-responses"
-    path = "/v1/responses"
-    payload_name = "an event of the Responses API"
-
-    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        said = self.turns(request) if request.messages else self.prompt_text(request)
-        fields = {"model": model, "input": said, "max_output_tokens": request.output_tokens}
-        fields |= {"stream": stream, "store": False}
-        return orjson.dumps(fields | ({"ignore_eos": True} if request.ignore_eos else {}))
-
-    def event(self, reply: dict[str, Any]) -> WireEvent:
-        kind = reply.get("type")
-        if kind in _LAST:
-            return _last(reply["response"])
-        if kind == "response.failed":
-            return error_event({"error": reply["response"].get("error") or "the response failed"})
-        if reply.get("object") == "response":
-            if reply.get("error"):
-                return error_event(reply)
-            parts = list(_parts(reply["output"]))
-            thought, text = ("".join(of[shown] for of in parts) for shown in (0, 1))
-            return _last(reply, text=thought + text, reasoning=bool(thought) and not text)
-        if kind == "error" or reply.get("error"):
-            return error_event(reply)
-        if not isinstance(kind, str):
-            raise TypeError("its type is no word")
-        if kind.endswith(".delta") and "audio" not in kind:
-            return WireEvent(text="" + reply["delta"], reasoning="reasoning" in kind)
-        return WireEvent()  # created, in progress, the beginning or the end of an item
-
-
-def _last(response: dict[str, Any], **more: Any) -> WireEvent:
-    """The end of a response, with its counts and why it ended."""
-    usage, incomplete = response.get("usage") or {}, response.get("incomplete_details") or {}
-    return WireEvent(
-        finish_reason=incomplete.get("reason") or response.get("status"),
-        model=response.get("model"),
-        end=True,
-        input_tokens=usage.get("input_tokens"),
-        output_tokens=usage.get("output_tokens"),
-        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
-        reasoning_tokens=(usage.get("output_tokens_details") or {}).get("reasoning_tokens"),
-        **_stages(response),
-        **more,
-    )
-
-
-def _parts(items: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(reasoning, text) of each part of a response's items."""
-    for item in items:
-        for part in (*(item.get("summary") or ()), *(item.get("content") or ())):
-            text = part.get("text") or part.get("refusal") or ""
-            yield (text, "") if item.get("type") == "reasoning" else ("", text)
-        yield "", item.get("arguments") or ""

@@ -20,7 +20,8 @@ from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.ask.probe import EndlessError, Probe, Reply, UnansweredError
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.format import DISCOVERED, UNFORCED, find_format
-from lmi_bench.wire.openai import LEAST_TOKENS, OpenAiChatFormat, OpenAiResponsesFormat
+from lmi_bench.wire.openai import OpenAiChatFormat
+from lmi_bench.wire.responses import LEAST_TOKENS, ResponsesFormat
 
 REFUSED_FIELDS: Final = (400, 422, 424)  # statuses of a server that rejects an unknown field
 _WANTS_KEY: Final = (401, 403)
@@ -40,7 +41,7 @@ def ask_for_two(
     whole  False: do not wait for the body
     """
     chat = isinstance(wire_format, OpenAiChatFormat)
-    least = LEAST_TOKENS if isinstance(wire_format, OpenAiResponsesFormat) else _ASKED_TOKENS
+    least = LEAST_TOKENS if isinstance(wire_format, ResponsesFormat) else _ASKED_TOKENS
     request = PlannedRequest(*(0, 0.0, 1, least), prompt_text="Hello", ignore_eos=ignore_eos)
 
     def generate(form: WireFormat) -> tuple[WireFormat, Reply, bool]:

@@ -29,8 +29,8 @@ from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
 from lmi_bench.loadgen.http.receive import priority_asked, receiver_of
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.http.tls import client_context
+from lmi_bench.wire.embeddings import EmbeddingsFormat
 from lmi_bench.wire.event import WireFormat
-from lmi_bench.wire.openai import EmbeddingsFormat
 
 SPACING_S = 0.0004
 """Seconds between the first sends of neighbouring users. If hundreds are sent at once, they wait
