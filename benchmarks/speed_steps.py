@@ -4,7 +4,8 @@
 
 Simulated levels of mixed lengths (4 and 16 users, open loop of 2 req/s), with a noise
 of the clock rate that lasts: 5 %, correlated over half a second. Then time runs slower from a
-random moment in the middle half on. The machine does not matter.
+random moment in the middle half on; or the time to first token alone, with a noise of 10 % of its
+own, is another one. The machine does not matter.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from lmi_bench.analysis.results.columns import Columns, columns_of  # noqa: E402
-from lmi_bench.analysis.results.window import speed_step  # noqa: E402
+from lmi_bench.analysis.results.window import first_token_step, speed_step  # noqa: E402
 from lmi_bench.core.level import SpeedStep  # noqa: E402
 from lmi_bench.core.run_store import load_run  # noqa: E402
 
 LOADS = {
     "4 users": ("ml.g5.2xlarge", "--concurrency", "4", "--requests-per-level", "120"),
     "16 users": ("ml.g5.2xlarge", "--concurrency", "16", "--requests-per-level", "240"),
+    "64 users": ("ml.g5.2xlarge", "--concurrency", "64", "--requests-per-level", "640"),
     "2 req/s": ("ml.g6e.2xlarge", "--rate", "2", "--requests-per-level", "200"),
+    "8 req/s, more than it carries": ("ml.g6e.2xlarge", "--rate", "8", "--requests-per-level", "400"),
 }
-SLOWER = (1.0, 1.1, 1.2, 1.5)
+SLOWER, FIRST, FIRST_NOISE = (1.0, 1.1, 1.2, 1.5), (1.0, 1.3, 1.5, 2.0, 0.5), 0.1
 NOISE, GRID_S, NOISE_S = 0.05, 0.05, 0.5
 
 
-def _level(load: tuple[str, ...], seed: int, folder: Path) -> Columns:
+def _level(load: tuple[str, ...], seed: int, folder: Path) -> tuple[Columns, np.ndarray]:
     instance, *options = load
     command = [
         sys.executable,
@@ -58,7 +61,8 @@ def _level(load: tuple[str, ...], seed: int, folder: Path) -> Columns:
         "--quiet",
     ]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    return columns_of(load_run(folder).records[0])
+    records = load_run(folder).records[0]
+    return columns_of(records), np.array([each.input_tokens for each in records], dtype=float)
 
 
 def _warped(columns: Columns, slower: float, rng: np.random.Generator) -> tuple[Columns, float]:
@@ -77,6 +81,16 @@ def _warped(columns: Columns, slower: float, rng: np.random.Generator) -> tuple[
     return replace(columns, **warped, found={}), float(np.interp(since, grid_s, clock_s))
 
 
+def _other_ttft(columns: Columns, factor: float, rng: np.random.Generator) -> Columns:
+    """The level with another time to first token from a moment on."""
+    first_s, sent_s = columns.each_s(open_loop=False)["ttft_from_sent"], columns.sent_s
+    since_s = np.quantile(sent_s, rng.uniform(0.25, 0.75))
+    factors = np.exp(FIRST_NOISE * rng.standard_normal(len(sent_s))) * np.where(sent_s < since_s, 1.0, factor)
+    more_s = np.nan_to_num(first_s) * (factors - 1)
+    moved = {name: getattr(columns, name) + more_s for name in ("last_s", "ended_s")}
+    return replace(columns, times_s=columns.times_s + more_s[columns.owner], **moved, found={})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--levels", type=int, default=100)
@@ -90,14 +104,16 @@ def main() -> None:
         "",
         "| load | "
         + " | ".join(f"{s - 1:.0%} slower" if s > 1 else "steady" for s in SLOWER)
-        + " | median error of the moment, s | of the size, points |",
-        "|---|" + "---:|" * (len(SLOWER) + 2),
+        + " | median error of the moment, s | of the size, points |"
+        + "".join(f" TTFT x {factor:g} |" for factor in FIRST),
+        "|---|" + "---:|" * (len(SLOWER) + 2 + len(FIRST)),
     ]
     for name, load in LOADS.items():
         counts, moments, sizes = dict.fromkeys(SLOWER, 0), [], []
+        first = dict.fromkeys(FIRST, 0)
         for seed in range(options.levels):
             with tempfile.TemporaryDirectory() as folder:
-                columns = _level(load, seed, Path(folder) / "run")
+                columns, input_tokens = _level(load, seed, Path(folder) / "run")
             rng = np.random.default_rng(seed)
             for slower in SLOWER:
                 level, since_s = _warped(columns, slower, rng)
@@ -107,9 +123,10 @@ def main() -> None:
                     if slower > 1:
                         moments.append(abs(found.at_s - since_s))
                         sizes.append(100 * abs(found.change - (slower - 1)))
-        cells = [str(counts[slower]) for slower in SLOWER]
-        cells += [f"{np.median(moments):.2f}", f"{np.median(sizes):.1f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+            for factor in FIRST:
+                first[factor] += first_token_step(_other_ttft(columns, factor, rng), input_tokens) is not None
+        cells = [*map(str, counts.values()), f"{np.median(moments):.2f}", f"{np.median(sizes):.1f}"]
+        lines.append(f"| {name} | {' | '.join([*cells, *map(str, first.values())])} |")
         print(lines[-1], flush=True)
     if options.write:
         options.write.write_text("\n".join(lines) + "\n", encoding="utf-8")

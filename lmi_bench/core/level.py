@@ -102,14 +102,16 @@ class SteadyWindow(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class SpeedStep(JsonValue):
-    """A moment from which on the time between tokens was another one.
+    """A moment from which on the time between tokens, or that to the first one, was another one.
 
     at_s    seconds since the level's start
-    change  of the time between tokens, as a share: 0.2 is 20 % slower
+    change  of that time, as a share: 0.2 is 20 % slower
+    of      `itl` or `ttft`
     """
 
     at_s: float
     change: float
+    of: str = "itl"
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,13 +111,16 @@ def _check_single_request(line: Level) -> _Doubts:
         yield "idle", {"idle": 1 - mean, "throughput": throughput, "pace": throughput / mean}
 
 
+_STEP_OF = {"itl": "between tokens", "ttft": "to first token"}
+
+
 def _check_steady(line: Level) -> _Doubts:
     """A step in the speed: the figures mix two servers."""
     step = line.speed_step
     again = "; measure it again" if line.attempts is None else f", in {line.attempts} attempts"
     if step is not None:
-        way = "rose" if step.change > 0 else "fell"
-        yield "step", {"way": way, "size": abs(step.change), "again": again}
+        way, of = "rose" if step.change > 0 else "fell", _STEP_OF.get(step.of, step.of)
+        yield "step", {"way": way, "of": of, "size": abs(step.change), "again": again}
 
 
 def _check_monotone(levels: Sequence[Level]) -> _Doubts:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import Columns, columns_of
 from lmi_bench.analysis.results.quantiles import FloatArray
-from lmi_bench.analysis.results.window import speed_step, steady_window
+from lmi_bench.analysis.results.window import first_token_step, speed_step, steady_window
 from lmi_bench.core import level
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.server_metrics import ServerMetrics, TtftSplit
@@ -133,6 +133,8 @@ def summarise_level(run: LevelRun) -> level.Level:
     completed = [record for record in run.records if record.ok]
     failed = [record for record in run.records if not record.ok]
     wall_s, at_start, step = columns.wall_s, int((~columns.counted).sum()), speed_step(columns)
+    if step is None and not spec.load.sessions:  # whose prompts grow, turn by turn, with the cache
+        step = first_token_step(columns, np.array([record.input_tokens for record in run.records], dtype=float))
     e2e_s, _ = columns.values_s("e2e", open_loop=spec.load.is_open, counted_only=False)
     output_tokens = sum(record.output_tokens for record in completed)
     input_tokens = sum(record.input_tokens for record in completed)

@@ -11,7 +11,13 @@ logarithm is fitted first. The moment is the one at which a step removes most of
 are left (CUSUM with a covariate); its chance is that of as large a step after the rest is put
 together anew in blocks, which keeps the likeness of neighbouring bins. And whole requests have to
 differ on both sides of it.
+
+A level without one may have a step of the time to first token alone, as a cold cache makes: bins of
+equally many requests in the order of their sends, fitted first to the length of the prompt and the
+requests in flight and without a token.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,10 +91,10 @@ def _least_standard_error(values: NDArray[np.float64]) -> tuple[int, int]:
     return best[1], best[2]
 
 
-LEAST_CHANGE = 0.05
+LEAST_CHANGE, LEAST_TTFT_CHANGE = 0.05, 0.2
 """Smaller steps are not named: repeats of one level differ by as much."""
 _BINS, _LEAST_BINS, _EDGE_BINS = 40, 16, 4
-_LEAST_GAPS = 8  # of a bin
+_LEAST_GAPS, _LEAST_REQUESTS = 8, 3  # of a bin
 _LEAST_APART = 0.3  # of a step's spread that the load does not explain
 # of a level, in seconds and in requests one after the other: in a shorter one the way in which
 # users begin and end looks like a step
@@ -108,9 +114,48 @@ def speed_step(columns: Columns, *, seed: int = 0) -> SpeedStep | str | None:
     ends_s, gaps_s, streams = _bins(columns)
     if len(gaps_s) < _LEAST_BINS:
         return f"needs tokens in {_LEAST_BINS} of {_BINS} parts of its time, has {len(gaps_s)}"
-    level, steps = np.log(gaps_s), np.tri(len(gaps_s), k=-1)[:, _EDGE_BINS - 1 : -_EDGE_BINS]
+    found = _step(np.log(gaps_s), [np.log(streams)], LEAST_CHANGE, seed)
+    if found is None:
+        return None
+    place, change = found
+    at_s = float(ends_s[place])
+    tpot_s, rows = columns.values_s("tpot", open_loop=False, counted_only=False)
+    pace = np.log(np.maximum(tpot_s, 1e-9))
+    is_real = _differ(pace[columns.last_s[rows] <= at_s], pace[columns.sent_s[rows] >= at_s])
+    return SpeedStep(at_s=at_s, change=change) if is_real else None
+
+
+def first_token_step(columns: Columns, input_tokens: FloatArray, *, seed: int = 0) -> SpeedStep | None:
+    """The largest step of the time to first token; None if chance would give as large a one.
+
+    input_tokens  shape (n,), of each request
+    """
+    ttft_s, rows = columns.values_s("ttft_from_sent", open_loop=False)
+    bins = min(_BINS, len(rows) // _LEAST_REQUESTS)
+    if bins < _LEAST_BINS:
+        return None
+    order = np.argsort(columns.sent_s[rows], kind="stable")
+    ttft_s, rows, sent_s = ttft_s[order], rows[order], columns.sent_s[rows][order]
+    first_s = columns.sent_s + columns.each_s(open_loop=False)["ttft_from_sent"]
+    before = np.searchsorted(np.sort(columns.sent_s), sent_s, side="right")
+    ahead = [before - np.searchsorted(np.sort(each), sent_s, side="right") for each in (columns.last_s, first_s)]
+    causes = [np.log(np.maximum(each, 1)) for each in (*ahead, input_tokens[rows])]
+    place = np.arange(len(rows)) * bins // len(rows)
+    level, *causes = (np.bincount(place, each) / np.bincount(place) for each in (np.log(ttft_s), *causes))
+    found = _step(level, causes, LEAST_TTFT_CHANGE, seed)
+    if found is None:
+        return None
+    at, change = int(np.searchsorted(place, found[0], side="right")), found[1]
+    is_real = _differ(np.log(ttft_s[:at]), np.log(ttft_s[at:]))
+    return SpeedStep(at_s=float(sent_s[at]), change=change, of="ttft") if is_real else None
+
+
+def _step(level: FloatArray, causes: Sequence[FloatArray], least: float, seed: int) -> tuple[int, float] | None:
+    """The last bin before the largest step of the values, and its size as a share; None if it is
+    smaller than `least`, or chance would give as large a one. All are logarithms, shape (bins,)."""
+    steps = np.tri(len(level), k=-1)[:, _EDGE_BINS - 1 : -_EDGE_BINS]
     spread = np.sqrt(((steps - steps.mean(axis=0)) ** 2).sum(axis=0))
-    fitted = np.column_stack([np.ones(len(level)), np.log(streams)])
+    fitted = np.column_stack([np.ones(len(level)), *causes])
     own = np.linalg.qr(fitted)[0]  # what mean and load explain is taken out of values and steps
     left, steps = (each - own @ (own.T @ each) for each in (level, steps))
     lengths = np.sqrt((steps**2).sum(axis=0))
@@ -119,23 +164,17 @@ def speed_step(columns: Columns, *, seed: int = 0) -> SpeedStep | str | None:
     sizes = left @ steps
     at = int(np.abs(sizes).argmax())
     change = float(np.expm1(sizes[at] / lengths[at])) if apart[at] else 0.0
-    if abs(change) < LEAST_CHANGE:
+    if abs(change) < least:
         return None
     drawn = _in_blocks(left, np.random.default_rng(seed))
     drawn -= drawn @ own @ own.T
     chance = float((np.abs(drawn @ steps).max(axis=1) >= abs(sizes[at])).mean())
-    if chance > _MOST_CHANCE:
-        return None
-    at_s = float(ends_s[at + _EDGE_BINS - 1])
-    return SpeedStep(at_s=at_s, change=change) if _in_requests(columns, at_s) else None
+    return None if chance > _MOST_CHANCE else (at + _EDGE_BINS - 1, change)
 
 
-def _in_requests(columns: Columns, at_s: float) -> bool:
+def _differ(*sides: FloatArray) -> bool:
     """Whether requests sent later differ in their own pace from those that ended before: those of
     two replicas or adapters differ among themselves, and each moment mixes them anew."""
-    tpot_s, rows = columns.values_s("tpot", open_loop=False, counted_only=False)
-    pace = np.log(np.maximum(tpot_s, 1e-9))
-    sides = pace[columns.last_s[rows] <= at_s], pace[columns.sent_s[rows] >= at_s]
     if min(map(len, sides)) < 2:
         return True
     error = np.sqrt(sum(side.var(ddof=1) / side.size for side in sides))
