@@ -47,31 +47,27 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Rows start..stop of one sequence, which read only their own keys, or cached ones.
+    """Rows of one sequence, which read only their own keys, or cached ones.
 
-    num_keys   number of keys read
     page_rows  for cached keys: the pages of every head, shape (kv_heads * pages,)
-    bias       with `page_rows`: added to the scores, shape (rows, num_keys); 0, or very low if a
+    bias       with `page_rows`: added to the scores, shape (rows, keys read); 0, or very low if a
                key is later or outside the window
     """
 
-    start: int
-    stop: int
-    num_keys: int
+    rows: slice
     page_rows: Tensor | None = None
     bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Rows start..stop, one per sequence, whose pages are gathered together.
+    """Rows, one per sequence, whose pages are gathered together.
 
     page_rows  shape (sequences * kv_heads * pages,), short tables padded
     bias       added to the scores, shape (sequences * kv_heads, 1, pages * block_size)
     """
 
-    start: int
-    stop: int
+    rows: slice
     page_rows: Tensor
     bias: Tensor
 
@@ -157,7 +153,7 @@ class _Packer:
         window, device, size = self.window, self.device, self.shape.block_size
         everything = window is None or rows.context_tokens <= window
         if everything and rows.first_position == 0:
-            yield PromptRows(stop - len(rows.token_ids), stop, rows.context_tokens)
+            yield PromptRows(slice(stop - len(rows.token_ids), stop))
             return
         length = len(rows.token_ids) if everything else max(window or 0, _WINDOW_ROWS)
         for first in range(rows.first_position, rows.context_tokens, length):
@@ -169,53 +165,43 @@ class _Packer:
             unseen = keys > queries
             if window is not None:
                 unseen |= keys <= queries - window
-            yield PromptRows(
-                stop - rows.context_tokens + first,
-                stop - rows.context_tokens + end,
-                len(keys),
-                head_page_rows(table, self.shape.num_kv_heads),
-                mask_bias(unseen, self.dtype),
-            )
+            before = stop - rows.context_tokens
+            page_rows = head_page_rows(table, self.shape.num_kv_heads)
+            yield PromptRows(slice(before + first, before + end), page_rows, mask_bias(unseen, self.dtype))
 
     def decode_groups(self, single: Sequence[SequenceRows], first_row: int) -> Iterator[DecodeGroup]:
         """Split decode rows so that each group's gathered keys, with padding, stay in the limit."""
         page_bytes = self.shape.page_bytes
-        members: list[SequenceRows] = []
-        spans: list[tuple[int, int]] = []
+        members: list[tuple[SequenceRows, int, int]] = []
         widest = 0
         for rows in single:
-            span = self._pages_seen(rows.context_tokens, rows.context_tokens)
-            wider = max(widest, span[1] - span[0])
-            if members and (len(members) + 1) * wider * page_bytes > _GATHER_BYTES:
-                yield self._decode_group(members, spans, first_row)
+            first, stop = self._pages_seen(rows.context_tokens, rows.context_tokens)
+            widest = max(widest, stop - first)
+            if members and (len(members) + 1) * widest * page_bytes > _GATHER_BYTES:
+                yield self._decode_group(members, first_row)
                 first_row += len(members)
-                members, spans, wider = [], [], span[1] - span[0]
-            members.append(rows)
-            spans.append(span)
-            widest = wider
+                members, widest = [], stop - first
+            members.append((rows, first, stop))
         if members:
-            yield self._decode_group(members, spans, first_row)
+            yield self._decode_group(members, first_row)
 
-    def _decode_group(
-        self, members: Sequence[SequenceRows], spans: Sequence[tuple[int, int]], start: int
-    ) -> DecodeGroup:
-        """One group whose members' page spans are gathered together."""
+    def _decode_group(self, members: Sequence[tuple[SequenceRows, int, int]], start: int) -> DecodeGroup:
+        """One group from its sequences, each with the range of its pages."""
         size, kv_heads, device = self.shape.block_size, self.shape.num_kv_heads, self.device
-        pages = max(stop - first for first, stop in spans)
-        tables = []
-        for rows, (first, stop) in zip(members, spans, strict=True):
+        pages = max(stop - first for _, first, stop in members)
+        tables, ends = [], []
+        for rows, first, stop in members:
             used = list(rows.block_table[first:stop])
             tables.append(used + used[:1] * (pages - len(used)))  # padding: any page, masked below
+            ends.append(rows.context_tokens - first * size)  # from its first page's first token
         page_rows = head_page_rows(torch.tensor(tables, device=device), kv_heads)
-        # counted from the first token of each sequence's first page
-        ends = [rows.context_tokens - first * size for rows, (first, _) in zip(members, spans, strict=True)]
         end_keys = torch.tensor(ends, device=device)[:, None]
         keys = torch.arange(pages * size, device=device)
         unseen = keys >= end_keys
         if self.window is not None:
             unseen |= keys < end_keys - self.window
         bias = mask_bias(unseen, self.dtype).repeat_interleave(kv_heads, dim=0)
-        return DecodeGroup(start, start + len(members), page_rows, bias[:, None])
+        return DecodeGroup(slice(start, start + len(members)), page_rows, bias[:, None])
 
     def _pages_seen(self, first_context: int, last_context: int) -> tuple[int, int]:
         """Page range seen by rows whose contexts (including the row) are first..last tokens."""
@@ -267,30 +253,29 @@ class PagedAttention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         window = self._window_of_layer[layer]
         for prompt in step.prompts[window]:
-            rows = slice(prompt.start, prompt.stop)
+            rows = prompt.rows
             out[rows] = self._prompt(layer, q[rows], k[rows], v[rows], prompt)
         for group in step.decodes[window]:
-            rows = slice(group.start, group.stop)
-            out[rows] = self._decode(layer, q[rows], group)
+            out[group.rows] = self._decode(layer, q[group.rows], group)
         return out.view(out.shape[0], -1)
 
     def _prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prompt: PromptRows) -> Tensor:
         """One sequence's rows over its own keys; result shape (rows, heads, head_dim)."""
-        rows, kv_heads, group = q.shape[0], self._num_kv_heads, self._group
-        if prompt.page_rows is None:  # as rounded as later steps find them in the cache
+        rows, kv_heads, group, bias = q.shape[0], self._num_kv_heads, self._group, prompt.bias
+        if prompt.page_rows is None or bias is None:  # as rounded as later steps find them in the cache
             shape = self._cache.shape
             keys, values = (shape.stored(x).view(shape.dtype).to(q.dtype).transpose(0, 1) for x in (k, v))
         else:
             keys, values = (
                 torch.index_select(pages, 0, prompt.page_rows)
                 .view(self._cache.shape.dtype)
-                .view(kv_heads, -1, self._head_dim)[:, : prompt.num_keys]
+                .view(kv_heads, -1, self._head_dim)[:, : bias.shape[1]]
                 .to(q.dtype)
                 for pages in self._cache.head_pages(layer)
             )
         # SDPA has no form for these; the scores of all heads at once would take much memory
         if self._cap or self._sinks[layer] is not None:
-            bias, grouped = prompt.bias, q.view(rows, kv_heads, group, -1)
+            grouped = q.view(rows, kv_heads, group, -1)
             if bias is None:
                 later = torch.ones(rows, keys.shape[1], dtype=torch.bool, device=q.device).triu(1)
                 bias = mask_bias(later, q.dtype)
@@ -301,7 +286,7 @@ class PagedAttention:
         # KV heads are SDPA's batch; expand shares each with its query heads without a copy
         shared = (kv_heads, group, keys.shape[1], self._head_dim)
         keys, values = keys[:, None].expand(shared), values[:, None].expand(shared)
-        if q.is_cuda and prompt.bias is not None:
+        if q.is_cuda and bias is not None:
             # under a mask, torch 2.11 reads shared keys wrongly where their number is
             # 32 n + 1 (pytorch/pytorch issue 191937)
             keys, values = keys.contiguous(), values.contiguous()
@@ -309,8 +294,8 @@ class PagedAttention:
             q.view(rows, kv_heads, group, self._head_dim).permute(1, 2, 0, 3),
             keys,
             values,
-            attn_mask=prompt.bias,
-            is_causal=prompt.bias is None,
+            attn_mask=bias,
+            is_causal=bias is None,
             scale=self._scale,
         )
         return attended.permute(2, 0, 1, 3).reshape(rows, -1, self._head_dim)
