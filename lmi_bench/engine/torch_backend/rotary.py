@@ -76,10 +76,10 @@ def rotary_frequencies(settings: Settings, head_dim: int) -> tuple[Tensor, float
         case "llama3":
             frequencies = _llama3(frequencies, settings)
         case "yarn":
-            frequencies, amplitude = _yarn(frequencies, settings, size), _yarn_amplitude(settings)
+            frequencies, amplitude = _yarn(frequencies, settings, size), _amplitude(settings)
         case "longrope":
             frequencies /= _short_factors(settings, len(frequencies))
-            amplitude = _longrope_amplitude(settings)
+            amplitude = _amplitude(settings)
         case kind:
             raise InputError(f"RoPE scaling {kind!r} is not supported; the torch back end has: {', '.join(SCALINGS)}")
     return _padded(frequencies, head_dim), amplitude
@@ -164,21 +164,6 @@ def _yarn(frequencies: Tensor, settings: Settings, head_dim: int) -> Tensor:
     return slowed * slowed_frac + frequencies * (1 - slowed_frac)
 
 
-def _yarn_amplitude(settings: Settings) -> float:
-    """Factor that sharpens attention over long contexts: 0.1 ln(factor) + 1, or as configured."""
-    if settings.get("attention_factor") is not None:
-        return _number(settings, "attention_factor")
-    factor = _number(settings, "factor")
-
-    def sharpness(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    mscale, all_dim = settings.get("mscale"), settings.get("mscale_all_dim")
-    if mscale and all_dim:
-        return sharpness(float(mscale)) / sharpness(float(all_dim))
-    return sharpness(1.0)
-
-
 def _short_factors(settings: Settings, count: int) -> Tensor:
     """LongRoPE's divisors of frequencies up to the trained length (Ding et al. 2024,
     arXiv:2402.13753)."""
@@ -188,11 +173,21 @@ def _short_factors(settings: Settings, count: int) -> Tensor:
     return torch.tensor(factors, dtype=torch.float32)
 
 
-def _longrope_amplitude(settings: Settings) -> float:
+def _amplitude(settings: Settings) -> float:
+    """Factor that sharpens attention over long contexts, as configured, or else of yarn
+    0.1 ln(factor) + 1 and of longrope the root of 1 + ln(factor) / ln(trained length)."""
     if settings.get("attention_factor") is not None:
         return _number(settings, "attention_factor")
-    factor, trained = (_number(settings, key) for key in ("factor", _TRAINED))
-    return math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    factor = _number(settings, "factor")
+    if factor <= 1:
+        return 1.0
+    if settings["rope_type"] == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(_number(settings, _TRAINED)))
+    scale, of_all = settings.get("mscale"), settings.get("mscale_all_dim")
+    if not scale or not of_all:
+        scale, of_all = 1.0, 0.0
+    above, below = (0.1 * float(each) * math.log(factor) + 1.0 for each in (scale, of_all))
+    return above / below
 
 
 def _number(settings: Settings, key: str) -> float:
