@@ -14,8 +14,6 @@ from torch.nn import functional
 
 from lmi_bench.models.spec import DecoderSpec
 
-_RMS_DTYPE = torch.float32
-
 
 class Linear(ABC):
     """A linear layer, alone or with a common next operation, which a subclass may fuse."""
@@ -113,7 +111,7 @@ class RmsNorm:
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = x.to(_RMS_DTYPE)
+        wide = x.float()
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = scale.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
         weight = self.tensors[0]
