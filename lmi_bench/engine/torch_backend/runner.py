@@ -228,11 +228,10 @@ class ModelRunner:
             num_generated = entry.num_generated + number
             banned = self._banned(entry.sampling, num_generated + 1)
             before = history[:position] if penalised else ()
-            row = RowRequest(entry.sampling, position, before, seed, banned, num_generated)
+            forbidden = None
             if follower is not None:
-                forbidden = follower.forbidden(history[position - num_generated : position])
-                row = replace(row, forbidden=torch.from_numpy(forbidden))
-            requests.append(row)
+                forbidden = torch.from_numpy(follower.forbidden(history[position - num_generated : position]))
+            requests.append(RowRequest(entry.sampling, position, before, seed, banned, num_generated, forbidden))
         return requests
 
     def _banned(self, sampling: SamplingParams, number: int) -> tuple[int, ...]:
