@@ -7,7 +7,7 @@ are inputs, so a compiled step fits every model of the same shape.
 
 The compiler must not decompose the forms of matrix products: packed for oneDNN, quantized, summed
 over ranks, or spread over experts. To it, each is one operator from rows to rows of a known width.
-An operator has no closure: the thread that runs the step sets its parts (`_parts_in_use`).
+An operator has no closure: the thread that runs the step sets its parts (`_IN_USE`).
 """
 
 import hashlib
@@ -15,8 +15,7 @@ import json
 import platform
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
@@ -59,17 +58,6 @@ def _shape_only(rows: Tensor, residual: Tensor, _number: int, features: int) -> 
 
 _LIBRARY.impl("part", _run_part, "CompositeExplicitAutograd")
 torch.library.register_fake("lmi_bench::part", _shape_only, lib=_LIBRARY)
-
-
-@contextmanager
-def _parts_in_use(parts: Sequence[Part]) -> Iterator[None]:
-    """Set this thread's parts within the context."""
-    before = getattr(_IN_USE, "parts", None)
-    _IN_USE.parts = parts
-    try:
-        yield
-    finally:
-        _IN_USE.parts = before
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +204,11 @@ class DecodeStep(torch.nn.Module):
             run = self._loaded(package, buffers)
 
         def replay() -> StepResult:
-            with _parts_in_use(self._parts):
+            _IN_USE.parts = self._parts
+            try:
                 logits = run()
+            finally:
+                del _IN_USE.parts
             return StepResult(logits, logits.argmax(dim=-1))
 
         return replay
