@@ -11,10 +11,10 @@ from triton.errors import TritonError
 
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.torch_backend.attention import PackedStep
-from lmi_bench.engine.torch_backend.kv_cache import KvCache, slots_of
+from lmi_bench.engine.torch_backend.kv_cache import slots_of
 from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, Linear, Mlp, Norm, PlainLinear, plain
-from lmi_bench.engine.torch_backend.models.decoder import Attend, Decoder
-from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
+from lmi_bench.engine.torch_backend.models.decoder import Attend
+from lmi_bench.engine.torch_backend.runner import TorchForward
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers, StepResult
 from lmi_bench.engine.triton_backend import ops
 from lmi_bench.engine.triton_backend.experts import StackedExperts
@@ -36,39 +36,42 @@ def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
     return None
 
 
-class TritonStep:
-    """Steps of one model over one cache; check `unsupported` first.
+class TritonStep(TorchForward):
+    """Steps of one model over one cache; check `unsupported` first. Those with prompts, chunks or
+    drafts have the same kernels around torch's attention.
 
     Gate and up of each layer are joined into one matrix, and the model's own layers become views of
     its halves, so that nothing is stored twice.
     """
 
-    def __init__(self, model: Decoder, cache: KvCache) -> None:
-        self._model = model
-        self._cache = cache
-        self._joined = [_joined(layer.mlp) for layer in model.layers]
+    def __init__(self, eager: TorchForward) -> None:
+        super().__init__(eager.model, eager.cache, num_blocks=eager.num_blocks)
+        self._joined = [_joined(layer.mlp) for layer in self.model.layers]
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
         """Store every row's keys and values; returns its logits. Raises EngineError if a kernel
         does not compile for this GPU or exceeds its resources."""
-        positions, tables, shape = buffers.positions, buffers.block_tables, self._cache.shape
-        size, windows = shape.block_size, self._model.spec.windows
+        positions, tables, shape = buffers.positions, buffers.block_tables, self.cache.shape
+        size, windows = shape.block_size, self.model.spec.windows
         splits = ops.splits_for(tables.shape[0], shape.num_kv_heads, tables.shape[1])
 
         def attend(index: int, q: Tensor, _k: Tensor, _v: Tensor) -> Tensor:
-            pages, window = (self._cache.keys[index], self._cache.values[index]), windows[index]
+            pages, window = (self.cache.keys[index], self.cache.values[index]), windows[index]
             return ops.paged_attention(q, pages, tables, positions, window=window, splits=splits)
 
         blocks = tables.gather(1, (positions // size)[:, None])[:, 0]
         rows = (buffers.token_ids, positions, positions + 1)
         with _explained():
-            logits = self.logits(*rows, slots_of(blocks, positions % size, shape), attend)
+            logits = self._logits(*rows, slots_of(blocks, positions % size, shape), attend)
             return StepResult(logits, logits.argmax(dim=-1))
 
-    def other_steps(self, eager: TorchForward) -> Forward:
-        return _OtherSteps(self, eager)
+    def run(self, step: PackedStep) -> Tensor:
+        attend = partial(self.attention.stored, step=step)
+        rows = (step.token_ids, step.positions, step.contexts, step.slots)
+        with _explained():
+            return self._logits(*rows, attend, step.sampled_rows)
 
-    def logits(
+    def _logits(
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -78,8 +81,8 @@ class TritonStep:
         sampled_rows: Tensor | slice = slice(None),
     ) -> Tensor:
         """As `Decoder.logits`, with an `attend` whose keys and values are in the cache."""
-        cos, sin = (part[:, 0] for part in self._model.rotary.at(positions, contexts))
-        model, cache = self._model, self._cache
+        model, cache = self.model, self.cache
+        cos, sin = (part[:, 0] for part in model.rotary.at(positions, contexts))
         heads, head_dim, last = model.spec.num_heads, model.spec.head_dim, len(model.layers) - 1
         x = model.embedding(token_ids).to(model.precision.compute)
         delta: Tensor | None = None
@@ -107,20 +110,6 @@ class TritonStep:
         return model.head(_add_norm(x, delta, model.norm))
 
 
-class _OtherSteps(TorchForward):
-    """Steps with prompts, chunks or drafts: the same kernels around torch's attention."""
-
-    def __init__(self, kernels: TritonStep, eager: TorchForward) -> None:
-        super().__init__(eager.model, eager.cache, num_blocks=eager.num_blocks)
-        self._kernels = kernels
-
-    def run(self, step: PackedStep) -> Tensor:
-        attend = partial(self.attention.stored, step=step)
-        rows = (step.token_ids, step.positions, step.contexts, step.slots)
-        with _explained():
-            return self._kernels.logits(*rows, attend, step.sampled_rows)
-
-
 @contextmanager
 def _explained() -> Iterator[None]:
     """Names another back end where a kernel does not compile or asks too much of a GPU."""
@@ -146,10 +135,9 @@ def _joined(mlp: Mlp) -> tuple[PlainLinear, Linear] | None:
         return None
     gate, up = plain(mlp.gate), plain(mlp.up)
     half = gate.weight.shape[0]
-    joined = gate.weight._base
-    if joined is None or joined is not up.weight._base:  # else done by an earlier step
-        joined = torch.cat((gate.weight, up.weight))
-    weight, bias = joined, None
+    weight, bias = gate.weight._base, None
+    if weight is None or weight is not up.weight._base:  # else done by an earlier step
+        weight = torch.cat((gate.weight, up.weight))
     if gate.bias is not None and up.bias is not None:
         bias = torch.cat((gate.bias, up.bias))
     mlp.gate, mlp.up = (

@@ -100,9 +100,9 @@ def test_nothing_is_held_twice_for_the_joined_gate_and_up(tmp_path, plain_weight
     TinyModel(tmp_path, "Llama")
     kept = []
 
-    def kernels(model, cache):
-        kept.append(model)
-        return TritonStep(model, cache)
+    def kernels(eager):
+        kept.append(eager.model)
+        return TritonStep(eager)
 
     steps = Steps(tmp_path, block_size=16, steps=StepSettings(kernels=kernels))
     asyncio.run(steps.executor.close())

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.torch_backend.kv_cache import FLOAT8, KvCache
-from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.kv_cache import FLOAT8
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static import artefact as artefacts
 from lmi_bench.engine.torch_backend.static import step
@@ -27,17 +26,14 @@ from lmi_bench.engine.torch_backend.weights import Tell
 SPARE_BLOCKS: Final = 1  # extra cache blocks for the padding of prepared steps
 
 
-class Kernels(Protocol):
+class Kernels(Forward, Protocol):
     """A model's steps with another back end's kernels."""
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
         """A decode step over a prepared shape."""
 
-    def other_steps(self, eager: TorchForward) -> Forward:
-        """Steps of any other kind, over the cache of `eager`."""
 
-
-MakeKernels = Callable[[Decoder, KvCache], Kernels]
+MakeKernels = Callable[[TorchForward], Kernels]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +151,7 @@ def with_prepared_steps(
     spare = eager.num_blocks
     make_buffers = partial(StepBuffers, block_size=size, spare_block=spare, device=device)
     packages = {} if artefact is None else artefact.packages
-    kernels = None if settings.kernels is None else settings.kernels(model, cache)
+    kernels = None if settings.kernels is None else settings.kernels(eager)
 
     def make_step(buffers: StepBuffers) -> Replay:
         if kernels is not None:
@@ -172,9 +168,8 @@ def with_prepared_steps(
         ready_s=time.monotonic() - start_s,
         graph_bytes=None if recorder is None else recorder.held_bytes,
     )
-    others = eager if kernels is None else kernels.other_steps(eager)
     on_gpu = kernels is not None or recorder is not None
-    return Forwards(eager, StaticForward(others, prepared, splits=on_gpu), facts)
+    return Forwards(eager, StaticForward(kernels or eager, prepared, splits=on_gpu), facts)
 
 
 def _shapes(settings: StepSettings, max_tokens: int) -> tuple[StaticShape, ...]:
