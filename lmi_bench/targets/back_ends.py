@@ -187,11 +187,11 @@ def step_notes(settings: EngineSection, prepared: "PreparedSteps | None") -> tup
         return ()
     shapes = ", ".join(map(str, prepared.shapes)) or "none that this engine can fill"
     lines = []
-    if prepared.folder is not None:
+    if (artefact := prepared.artefact) is not None:
         how = (
-            f"found in {prepared.folder}, ready in {prepared.ready_s:.1f} s (compiling took {prepared.compile_s:.1f} s)"
-            if prepared.found
-            else f"compiled in {prepared.compile_s:.1f} s into {prepared.folder}"
+            f"found in {artefact.folder}, ready in {prepared.ready_s:.1f} s (compiling took {artefact.compile_s:.1f} s)"
+            if artefact.found
+            else f"compiled in {artefact.compile_s:.1f} s into {artefact.folder}"
         )
         lines.append(f"compiled decode steps {shapes}: {how}")
     if prepared.graph_bytes is not None:
@@ -210,11 +210,12 @@ def step_facts(prepared: "PreparedSteps | None") -> dict[str, Any]:
     """Facts for a run's manifest."""
     if prepared is None:
         return {}
+    artefact = prepared.artefact
     facts: dict[str, Any] = {
         "shapes": [str(shape) for shape in prepared.shapes],
-        "compiled": prepared.folder is not None,
-        "found": prepared.found,
-        "compile_s": prepared.compile_s,
+        "compiled": artefact is not None,
+        "found": artefact is None or artefact.found,
+        "compile_s": 0.0 if artefact is None else artefact.compile_s,
         "ready_s": prepared.ready_s,
     }
     if prepared.graph_bytes is not None:

@@ -159,12 +159,12 @@ def test_compiled_steps_give_transformers_tokens_and_are_found_again(make_llama,
     llama = make_llama(num_hidden_layers=1)
     settings = StepSettings(compiled=True, out=tmp_path / "out", shapes=(StaticShape(2, 16),))
     made = Steps(llama.folder, num_blocks=200_000, steps=settings)
-    assert not made.executor.prepared.found
+    assert not made.executor.prepared.artefact.found
     (difference,) = asyncio.run(made.executor.compare_prepared())
     asyncio.run(made.executor.close())
     assert difference.largest < 1e-4 < difference.spread
     again = Steps(llama.folder, num_blocks=200_000, steps=StepSettings(artefact=tmp_path / "out"))
-    assert again.executor.prepared.found
+    assert again.executor.prepared.artefact.found
     got = list(again.tokens(entry(1, PROMPT, 0, (30, 5, 39)))[0])
     before_bytes = resident_bytes()
     for position in range(9, 12):

@@ -118,7 +118,7 @@ settings         compiler settings
 class Artefact:
     """A matching folder: the packages by shape.
 
-    compile_s  time in s that compiling them took
+    compile_s  time in s that compiling them took, then or now
     found      True if all of them existed already
     """
 

@@ -72,16 +72,13 @@ NOTHING_PREPARED: Final = StepSettings()
 class PreparedSteps:
     """Result of preparing steps, for the start-up line and a run's manifest.
 
-    folder      folder of the compiled steps; None if nothing was compiled
-    found       True if all of them existed already
-    compile_s   time of compiling them, then or now; ready_s: time of all preparation now
+    artefact    the compiled steps; None if nothing was compiled
+    ready_s     time of all preparation
     graph_bytes device memory of captured graphs; None if none were captured
     """
 
     shapes: tuple[StaticShape, ...]
-    folder: Path | None
-    found: bool
-    compile_s: float
+    artefact: artefacts.Artefact | None
     ready_s: float
     graph_bytes: int | None
 
@@ -148,8 +145,7 @@ def with_prepared_steps(
     recorder = None
     if settings.captured and device.type == "cuda":
         recorder = CudaGraphRecorder(device)
-    spare = eager.num_blocks
-    make_buffers = partial(StepBuffers, block_size=size, spare_block=spare, device=device)
+    make_buffers = partial(StepBuffers, block_size=size, spare_block=eager.num_blocks, device=device)
     packages = {} if artefact is None else artefact.packages
     kernels = None if settings.kernels is None else settings.kernels(eager)
 
@@ -162,9 +158,7 @@ def with_prepared_steps(
     prepared = prepare_shapes(shapes, make_buffers, make_step, record)
     facts = PreparedSteps(
         shapes=tuple(sorted(prepared)),
-        folder=None if artefact is None else artefact.folder,
-        found=artefact is None or artefact.found,
-        compile_s=0.0 if artefact is None else artefact.compile_s,
+        artefact=artefact,
         ready_s=time.monotonic() - start_s,
         graph_bytes=None if recorder is None else recorder.held_bytes,
     )
