@@ -8,7 +8,6 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -23,21 +22,11 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import VOCAB_SIZE, demo_toke
 
 _VERSION: Final = "v1"  # part of the cache folder's name: increment when a file's content changes
 _SEED: Final = 20_261_121
-
-
-@dataclass(frozen=True, slots=True)
-class _DemoShape:
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    ffn_size: int
-
-
-DEMO_MODELS: Final[Mapping[str, _DemoShape]] = {
-    "demo-15m": _DemoShape(hidden_size=288, num_layers=6, num_heads=6, ffn_size=768),
-    "demo-110m": _DemoShape(hidden_size=768, num_layers=12, num_heads=12, ffn_size=2048),
-}
-"""Names and shapes; embeddings are tied, so 15.2 and 109.5 million parameters."""
+_DATA: Final[Mapping[str, Any]] = json.loads(
+    resources.files("lmi_bench.engine.torch_backend").joinpath("data/demo.json").read_text("utf-8")
+)
+DEMO_MODELS: Final[Mapping[str, Mapping[str, int]]] = _DATA["sizes"]
+"""Names, and sizes as in config.json; embeddings are tied, so 15.2 and 109.5 million parameters."""
 
 
 def ensure_demo_model(name: str, cache_dir: Path | None = None) -> Path:
@@ -67,27 +56,16 @@ def ensure_demo_model(name: str, cache_dir: Path | None = None) -> Path:
     return folder
 
 
-def _write(folder: Path, shape: _DemoShape) -> None:
-    save_file(_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
+def _write(folder: Path, sizes: Mapping[str, int]) -> None:
+    save_file(_weights(sizes), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "tokenizer.json").write_text(demo_tokenizer_json(), encoding="utf-8")
-    for name, content in _files(shape).items():
-        text = json.dumps(content, indent=2) + "\n"
+    for name, content in _DATA["files"].items():
+        stated = {**content, **sizes} if name == "config" else content
+        text = json.dumps(stated, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
-def _files(shape: _DemoShape) -> dict[str, dict[str, Any]]:
-    """Each file's content by its name, from `data/demo.json`, with the sizes of this shape."""
-    place = resources.files("lmi_bench.engine.torch_backend").joinpath("data/demo.json")
-    files: dict[str, dict[str, Any]] = json.loads(place.read_text("utf-8"))
-    config = files["config"]
-    config |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), shape.num_heads)
-    config |= {"hidden_size": shape.hidden_size, "num_hidden_layers": shape.num_layers}
-    head_dim = shape.hidden_size // shape.num_heads
-    config |= {"head_dim": head_dim, "intermediate_size": shape.ffn_size}
-    return files
-
-
-def _weights(shape: _DemoShape) -> dict[str, Tensor]:
+def _weights(sizes: Mapping[str, int]) -> dict[str, Tensor]:
     """Normal weights with variance 1 / inputs, which keep the scale of activations. Embeddings are
     smaller: with tied ones the model would otherwise repeat the last token."""
     generator = torch.Generator().manual_seed(_SEED)
@@ -95,13 +73,13 @@ def _weights(shape: _DemoShape) -> dict[str, Tensor]:
     def normal(rows: int, columns: int, std: float) -> Tensor:
         return (torch.randn(rows, columns, generator=generator) * std).to(torch.bfloat16)
 
-    hidden, ffn = shape.hidden_size, shape.ffn_size
+    hidden, ffn = sizes["hidden_size"], sizes["intermediate_size"]
     inputs_of = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"}
     inputs_of |= {"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden)}
     inputs_of |= {"mlp.down_proj": (hidden, ffn)}
     ones = torch.ones(hidden, dtype=torch.bfloat16)
     weights = {"model.embed_tokens.weight": normal(VOCAB_SIZE, hidden, 0.02)}
-    for index in range(shape.num_layers):
+    for index in range(sizes["num_hidden_layers"]):
         prefix = f"model.layers.{index}"
         for name, (rows, columns) in inputs_of.items():
             weights[f"{prefix}.{name}.weight"] = normal(rows, columns, 1 / math.sqrt(columns))
