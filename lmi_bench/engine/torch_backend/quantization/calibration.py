@@ -11,7 +11,6 @@ unchanged. Outputs that pass a nonlinearity (Falcon's GELU) or that readers use 
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,9 +18,10 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from lmi_bench.core.durable import write_inside
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
@@ -199,16 +199,9 @@ class Calibration:
 
     def factors(self, group_size: int) -> Path:
         """The file with the factors, from the cache folder or newly computed."""
-        place = default_cache_dir("quantization")
-        path = place / f"{self._key(group_size)}.safetensors"
-        if path.is_file():
-            return path
-        factors = self._find_all(group_size, self.record())
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".factors-", dir=place) as beside:
-            unfinished = Path(beside) / path.name
-            save_file(factors, unfinished)
-            unfinished.replace(path)
+        path = default_cache_dir("quantization") / f"{self._key(group_size)}.safetensors"
+        if not path.is_file():
+            write_inside(path, save(self._find_all(group_size, self.record())))
         return path
 
     def record(self) -> dict[str, Inputs]:
