@@ -17,7 +17,7 @@ from lmi_bench.core.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.engine import quantization
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend import collectives
-from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
+from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings, place_of
 from lmi_bench.engine.torch_backend.loading import check_degree
 from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
@@ -264,7 +264,8 @@ def load_model(
     """Load the weights on all ranks and allocate the cache; returns the numbers of all together."""
     parameters = source.shape.params_total
     precision = ranks.ask_first(partial(RankWorker.choose_precision, settings=settings, parameters=parameters))
-    calibration = Calibration(source, settings.quantize, settings.dtype, settings.place, tell)
+    place = place_of(settings.device, settings.first_device)
+    calibration = Calibration(source, settings.quantize, settings.dtype, place, tell)
     plan = prepare(calibration, degree=ranks.degree)
     load = partial(RankWorker.load, source=source, settings=settings, precision=precision, plan=plan)
     rooms = ranks.ask_each(load, progress)

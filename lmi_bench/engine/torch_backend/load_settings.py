@@ -24,6 +24,11 @@ GPU_MEMORY_SHARE: Final = 0.9
 DEFAULT_MOST_CACHE_TOKENS: Final = 1 << 18
 
 
+def place_of(device: str, number: int) -> torch.device:
+    """The CPU, or the GPU with this number."""
+    return torch.device("cuda", number) if device == "cuda" else torch.device(device)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
     """Settings for loading a model.
@@ -54,13 +59,6 @@ class LoadSettings:
     quantize: QuantizeSettings = NOT_QUANTIZED
     steps: StepSettings = NOTHING_PREPARED
     group_query_attention: str | None = None
-
-    @property
-    def place(self) -> torch.device:
-        """The device of a copy on one device."""
-        if self.device != "cuda":
-            return torch.device(self.device)
-        return torch.device("cuda", self.first_device)
 
     def cache_dtype(self, stored: torch.dtype) -> torch.dtype:
         """Number format of the cache, for weights stored as `stored`."""

@@ -40,7 +40,7 @@ from lmi_bench.engine.torch_backend.collectives import (
 )
 from lmi_bench.engine.torch_backend.fork_server import fork_context
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
-from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings, place_of
 from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
@@ -189,14 +189,14 @@ class RankWorker:
 
     def choose_precision(self, settings: LoadSettings, parameters: int) -> Precision:
         """Choose the number formats: one rank decides for all."""
-        place = self._place(settings.device)
+        place = place_of(settings.device, self.device_number)
         return choose_precision(settings.dtype, place, parameters=parameters)
 
     def load(
         self, source: ModelSource, settings: LoadSettings, precision: Precision, plan: QuantizePlan | None
     ) -> Room:
         """Load this rank's part, on its own device."""
-        place = self._place(settings.device)
+        place = place_of(settings.device, self.device_number)
         if place.type == "cuda":  # this thread's device, for kernels and captures
             torch.cuda.set_device(place)
         self._model = model = build_model(
@@ -257,16 +257,11 @@ class RankWorker:
         assert collectives is not None, "ranks join before they are timed"
         times_s = []
         for size, count in zip(sizes_bytes, calls, strict=True):
-            x = torch.ones(max(1, size // 4), device=self._place(device))
+            x = torch.ones(max(1, size // 4), device=place_of(device, self.device_number))
             sums = partial(_sum_often, collectives, x, count)
             sums()
             times_s.append(statistics.median(time_s(sums, x.device) for _ in range(rounds)) / count)
         return times_s
-
-    def _place(self, device: str) -> torch.device:
-        if device == "cuda":
-            return torch.device("cuda", self.device_number)
-        return torch.device(device)
 
     def _loaded(self) -> ModelRunner:
         if self.runner is None:
