@@ -290,8 +290,6 @@ class RankGroup:
         groups        equal groups of neighbours, each with collectives of its own
         Raises EngineError if they do not start.
         """
-        if degree < 2:
-            raise InputError(f"a tensor-parallel group has at least 2 ranks, got {degree}")
         self.degree = degree
         self.transport = transport
         self._segments: list[SegmentOwner] = []
