@@ -104,14 +104,11 @@ class RankCheckpoint(Checkpoint):
     ) -> None:
         """spec  the whole model's; heads: this rank's, if a strategy deals them out"""
         super().__init__(folder, progress, beside=beside, spec=spec)
-        rank, degree = collectives.rank, collectives.degree
-        self._total_bytes //= degree
-        self._rank = rank
-        self._degree = degree
-        self._parts = {degree, min(degree, spec.num_kv_heads)} - {1}
-        self._whole_sizes = {spec.hidden_size, spec.head_dim, spec.experts, 1}
-        ranks = spec.latent_rank, spec.query_rank, spec.latent_rank + spec.turned
-        self._whole_sizes |= set(ranks) - {0}
+        self._rank, self._degree = collectives.rank, collectives.degree
+        self._total_bytes //= self._degree
+        self._parts = {self._degree, min(self._degree, spec.num_kv_heads)} - {1}
+        ranks = (spec.latent_rank, spec.query_rank, spec.latent_rank + spec.turned)
+        self._whole_sizes = {spec.hidden_size, spec.head_dim, spec.experts, *ranks, 1}
         self._head_dim = spec.head_dim
         self._heads_of: dict[str, Sequence[int]] = {}
         if heads is not None:
