@@ -8,7 +8,7 @@ per character.
 """
 
 import json
-from itertools import chain, islice, product
+from itertools import islice, product
 from string import ascii_lowercase
 from typing import Final
 
@@ -23,12 +23,8 @@ _PIECES: Final = r"</?[a-z]+>| [a-z]+|[A-Za-z0-9]+|[\s\S]"
 def demo_tokens() -> list[str]:
     """The vocabulary's strings; a token's id is its index."""
     letters, vowels = ascii_lowercase, "aeiou"
-    words = chain(
-        letters,
-        map("".join, product(letters, repeat=2)),
-        map("".join, product(letters, repeat=3)),
-        map("".join, product(letters, vowels, letters, vowels)),
-    )
+    patterns: list[tuple[str, ...]] = [(letters,), (letters,) * 2, (letters,) * 3, (letters, vowels) * 2]
+    words = ("".join(word) for pattern in patterns for word in product(*pattern))
     return [*_MARKS, *(f" {word}" for word in islice(words, VOCAB_SIZE - len(_MARKS)))]
 
 
