@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import torch
 
-from lmi_bench.core.errors import EngineError, InputError, LmiBenchError
+from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine import quantization
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend import collectives
@@ -77,8 +77,6 @@ class RanksExecutor(ModelNumbers, Generic[R]):
         """Run one step in the worker thread. Raises EngineError if it fails."""
         try:
             return await self._ask(partial(RankWorker.run, batch=batch))
-        except LmiBenchError:
-            raise
         except RuntimeError as exc:  # raised by torch, also when out of memory
             raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
 
