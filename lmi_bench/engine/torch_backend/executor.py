@@ -320,7 +320,6 @@ def measure_all_reduces(
             )
     with closing(RankGroup(ranks, collectives.Transport(transport), threads=1, groups=groups)) as group:
         calls = tuple(max(1, min(_MOST_CALLS, _BYTES_A_ROUND // size)) for size in sizes_bytes)
-        sizes = tuple(sizes_bytes)
-        timing = partial(RankWorker.time_all_reduces, sizes_bytes=sizes, calls=calls)
-        by_rank = group.ask_each(partial(timing, rounds=rounds, device=device))
+        timing = partial(RankWorker.time_all_reduces, sizes_bytes=sizes_bytes, calls=calls, rounds=rounds)
+        by_rank = group.ask_each(partial(timing, device=device))
     return [max(times_s) for times_s in zip(*by_rank, strict=True)]
