@@ -162,12 +162,10 @@ class _Packer:
             table = torch.tensor([list(rows.block_table[first_page:stop_page])], device=device)
             keys = torch.arange(first_page * size, end, device=device)
             queries = torch.arange(first, end, device=device)[:, None]
-            unseen = keys > queries
-            if window is not None:
-                unseen |= keys <= queries - window
             before = stop - rows.context_tokens
             page_rows = head_page_rows(table, self.shape.num_kv_heads)
-            yield PromptRows(slice(before + first, before + end), page_rows, mask_bias(unseen, self.dtype))
+            bias = mask_bias(keys, queries, window, self.dtype)
+            yield PromptRows(slice(before + first, before + end), page_rows, bias)
 
     def decode_groups(self, single: Sequence[SequenceRows], first_row: int) -> Iterator[DecodeGroup]:
         """Split decode rows so that each group's gathered keys, with padding, stay in the limit."""
@@ -189,18 +187,14 @@ class _Packer:
         """One group from its sequences, each with the range of its pages."""
         size, kv_heads, device = self.shape.block_size, self.shape.num_kv_heads, self.device
         pages = max(stop - first for _, first, stop in members)
-        tables, ends = [], []
+        tables, positions = [], []
         for rows, first, stop in members:
             used = list(rows.block_table[first:stop])
             tables.append(used + used[:1] * (pages - len(used)))  # padding: any page, masked below
-            ends.append(rows.context_tokens - first * size)  # from its first page's first token
+            positions.append(rows.context_tokens - 1 - first * size)  # from its first page's first token
         page_rows = head_page_rows(torch.tensor(tables, device=device), kv_heads)
-        end_keys = torch.tensor(ends, device=device)[:, None]
-        keys = torch.arange(pages * size, device=device)
-        unseen = keys >= end_keys
-        if self.window is not None:
-            unseen |= keys < end_keys - self.window
-        bias = mask_bias(unseen, self.dtype).repeat_interleave(kv_heads, dim=0)
+        keys, queries = torch.arange(pages * size, device=device), torch.tensor(positions, device=device)
+        bias = mask_bias(keys, queries[:, None], self.window, self.dtype).repeat_interleave(kv_heads, dim=0)
         return DecodeGroup(slice(start, start + len(members)), page_rows, bias[:, None])
 
     def _pages_seen(self, first_context: int, last_context: int) -> tuple[int, int]:
@@ -209,9 +203,15 @@ class _Packer:
         return first_key // self.shape.block_size, -(-last_context // self.shape.block_size)
 
 
-def mask_bias(unseen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask to add to the scores: 0, or where `unseen` very low but finite in that format, so that
-    a softmax never gives NaN."""
+def mask_bias(keys: Tensor, queries: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """A mask to add to the scores of these positions: 0, or where a key is later than the query or
+    outside its window very low but finite in that format, so that a softmax never gives NaN.
+
+    keys  shape (keys,); queries: shape (rows, 1)
+    """
+    unseen = keys > queries
+    if window is not None:
+        unseen = unseen | (keys <= queries - window)
     bias = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device)
     return bias.masked_fill_(unseen, max(_MASKED, torch.finfo(dtype).min))
 
@@ -277,8 +277,8 @@ class PagedAttention:
         if self._cap or self._sinks[layer] is not None:
             grouped = q.view(rows, kv_heads, group, -1)
             if bias is None:
-                later = torch.ones(rows, keys.shape[1], dtype=torch.bool, device=q.device).triu(1)
-                bias = mask_bias(later, q.dtype)
+                own = torch.arange(rows, device=q.device)
+                bias = mask_bias(own, own[:, None], None, q.dtype)
             weights = (
                 self._weights(layer, grouped[:, h] @ keys[h].T * self._scale, bias[:, None], h) for h in range(kv_heads)
             )

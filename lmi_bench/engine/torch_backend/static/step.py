@@ -161,8 +161,11 @@ class DecodeStep(torch.nn.Module):
             (positions % size)[:, None],
         )
         page_rows = head_page_rows(block_tables, layout.num_kv_heads)
-        tokens, dtype = block_tables.shape[1] * size, self._model.precision.compute
-        biases = {window: self._bias(positions, tokens, window, dtype) for window in set(windows)}
+        columns = torch.arange(block_tables.shape[1] * size, device=positions.device)
+        biases: dict[int | None, Tensor] = {}  # shape (sequences * kv_heads, 1, tokens)
+        for window in set(windows):
+            bias = mask_bias(columns, positions[:, None], window, self._model.precision.compute)
+            biases[window] = bias.repeat_interleave(layout.num_kv_heads, dim=0)[:, None]
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             seen = []
@@ -187,15 +190,6 @@ class DecodeStep(torch.nn.Module):
             lambda _, features: _Call(next(numbers), features),
         )
         return model.logits(token_ids, positions, positions + 1, attend)
-
-    def _bias(self, positions: Tensor, tokens: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """The mask for a window, added to the scores; shape (sequences * kv_heads, 1, tokens)."""
-        columns = torch.arange(tokens, device=positions.device)
-        unseen = columns > positions[:, None]
-        if window is not None:
-            unseen = unseen | (columns <= positions[:, None] - window)
-        bias = mask_bias(unseen, dtype)
-        return bias.repeat_interleave(self._layout.num_kv_heads, dim=0)[:, None]
 
     def over(self, buffers: StepBuffers, package: Path | None = None) -> Replay:
         """The step over a shape's buffers, from its package if there is one."""
