@@ -92,53 +92,6 @@ class PackedStep:
     sampled_rows: Tensor
 
 
-def pack(
-    sequences: Sequence[SequenceRows],
-    shape: KvLayoutShape,
-    dtype: torch.dtype,
-    windows: Sequence[int | None],
-    device: torch.device,
-) -> PackedStep:
-    """Pack one step; `sampled_rows` keeps the order of `sequences`.
-
-    dtype    number format of attention, and so of its masks
-    windows  the layers' distinct windows, in tokens; None: full attention
-    """
-    several = [i for i, rows in enumerate(sequences) if len(rows.token_ids) > 1]
-    single = [i for i, rows in enumerate(sequences) if len(rows.token_ids) == 1]
-    single.sort(key=lambda i: sequences[i].first_position)
-
-    token_ids: list[int] = []
-    positions: list[int] = []
-    contexts: list[int] = []
-    blocks: list[int] = []
-    end_rows = [0] * len(sequences)
-    for i in several + single:
-        rows = sequences[i]
-        token_ids.extend(rows.token_ids)
-        span = range(rows.first_position, rows.context_tokens)
-        positions.extend(span)
-        contexts.extend([rows.context_tokens] * len(span))
-        table = rows.block_table
-        blocks.extend(table[position // shape.block_size] for position in span)
-        end_rows[i] = len(token_ids)
-    sampled_rows = [row for i, rows in enumerate(sequences) for row in range(end_rows[i] - rows.sampled, end_rows[i])]
-
-    position_rows = torch.tensor(positions, device=device)
-    prompts = [(sequences[i], end_rows[i]) for i in several]
-    decodes = [sequences[i] for i in single]
-    packers = [_Packer(shape, dtype, window, device) for window in windows]
-    return PackedStep(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=position_rows,
-        contexts=torch.tensor(contexts, device=device),
-        slots=slots_of(torch.tensor(blocks, device=device), position_rows % shape.block_size, shape),
-        prompts=tuple(tuple(part for each in prompts for part in packer.prompt_rows(*each)) for packer in packers),
-        decodes=tuple(tuple(packer.decode_groups(decodes, len(token_ids) - len(decodes))) for packer in packers),
-        sampled_rows=torch.tensor(sampled_rows, dtype=torch.int64, device=device),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Packer:
     """Finds a step's keys for the layers with one window, in tokens; None: full attention."""
@@ -220,8 +173,6 @@ class PagedAttention:
     """Attention of every layer of one model over one cache: softmax(scale * q k) v, where scores
     may be capped, cap * tanh(scores / cap), and a sink of a head adds exp(sink) to the sum that
     divides its weights. It computes in the model's compute format.
-
-    dtype, windows  what packed steps must be made with
     """
 
     def __init__(self, cache: KvCache, model: Decoder) -> None:
@@ -233,11 +184,50 @@ class PagedAttention:
         self._scale = spec.score_scale
         self._cap = spec.score_cap
         self._sinks = [layer.attention.sinks for layer in model.layers]
-        self.dtype, self.windows = model.precision.compute, tuple(dict.fromkeys(spec.windows))
-        self._window_of_layer = [self.windows.index(window) for window in spec.windows]
+        windows, dtype, device = [*dict.fromkeys(spec.windows)], model.precision.compute, cache.keys[0].device
+        self._packers = [_Packer(shape, dtype, window, device) for window in windows]
+        self._window_of_layer = [windows.index(window) for window in spec.windows]
         self._buffers: dict[str, Tensor] = {}
-        if cache.keys[0].is_cuda:  # its plan for each new length of a prompt takes 50 ms
+        if device.type == "cuda":  # its plan for each new length of a prompt takes 50 ms
             torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def pack(self, sequences: Sequence[SequenceRows]) -> PackedStep:
+        """Pack one step; `sampled_rows` keeps the order of `sequences`."""
+        shape, device, packers = self._cache.shape, self._cache.keys[0].device, self._packers
+        several = [i for i, rows in enumerate(sequences) if len(rows.token_ids) > 1]
+        single = [i for i, rows in enumerate(sequences) if len(rows.token_ids) == 1]
+        single.sort(key=lambda i: sequences[i].first_position)
+
+        token_ids: list[int] = []
+        positions: list[int] = []
+        contexts: list[int] = []
+        blocks: list[int] = []
+        end_rows = [0] * len(sequences)
+        for i in several + single:
+            rows = sequences[i]
+            token_ids.extend(rows.token_ids)
+            span = range(rows.first_position, rows.context_tokens)
+            positions.extend(span)
+            contexts.extend([rows.context_tokens] * len(span))
+            table = rows.block_table
+            blocks.extend(table[position // shape.block_size] for position in span)
+            end_rows[i] = len(token_ids)
+        sampled_rows = [
+            row for i, rows in enumerate(sequences) for row in range(end_rows[i] - rows.sampled, end_rows[i])
+        ]
+
+        position_rows = torch.tensor(positions, device=device)
+        prompts = [(sequences[i], end_rows[i]) for i in several]
+        decodes = [sequences[i] for i in single]
+        return PackedStep(
+            token_ids=torch.tensor(token_ids, device=device),
+            positions=position_rows,
+            contexts=torch.tensor(contexts, device=device),
+            slots=slots_of(torch.tensor(blocks, device=device), position_rows % shape.block_size, shape),
+            prompts=tuple(tuple(part for each in prompts for part in packer.prompt_rows(*each)) for packer in packers),
+            decodes=tuple(tuple(packer.decode_groups(decodes, len(token_ids) - len(decodes))) for packer in packers),
+            sampled_rows=torch.tensor(sampled_rows, dtype=torch.int64, device=device),
+        )
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: PackedStep) -> Tensor:
         """Store the step's keys and values, then attend over all positions up to each row.

@@ -17,7 +17,7 @@ from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.grammar import Follower
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, PromptLogprobs, StepBatch, StepKind, StepOutput
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.torch_backend.attention import PackedStep, PagedAttention, SequenceRows, pack
+from lmi_bench.engine.torch_backend.attention import PackedStep, PagedAttention, SequenceRows
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose, score_tokens
@@ -48,14 +48,11 @@ class TorchForward:
         self.cache = cache
         self.block_size = cache.shape.block_size
         self.num_blocks = num_blocks or cache.num_blocks
-        self._device = cache.keys[0].device
         self.attention = PagedAttention(cache, model)
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        attention = self.attention
-        formats = attention.dtype, attention.windows
-        return self.run(pack(sequences, self.cache.shape, *formats, self._device))
+        return self.run(self.attention.pack(sequences))
 
     def run(self, step: PackedStep) -> Tensor:
         """Logits of the step's sampled rows, shape (sampled rows, vocab)."""
