@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from lmi_bench.engine.torch_backend.layers import Norm
 from lmi_bench.engine.triton_backend import kernels
 
 _LEAST_DOT: Final = 16  # minimum side of a tensor core's operand
@@ -21,17 +22,17 @@ _PROGRAMS: Final = 512
 _next_power: Any = triton.next_power_of_2
 
 
-def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """x += delta in place, then rms_norm(x) * weight; x, delta and the result (rows, features)."""
+def add_rms_norm(x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
+    """x += delta in place, then its RMS norm; x, delta and the result (rows, features)."""
     rows, features = x.shape
     normed = torch.empty_like(x)
     kernels.add_rms_norm_kernel[(rows,)](
         x,
         x if delta is None else delta,
-        weight,
+        norm.tensors[0],
         normed,
         features,
-        eps,
+        norm.eps,
         HAS_DELTA=delta is not None,
         BLOCK=_next_power(features),
     )
@@ -40,7 +41,7 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
 
 def turn_and_store(
     qkv: Tensor,
-    norm: tuple[Tensor, float] | None,
+    norm: Norm | None,
     turn: tuple[Tensor, Tensor],
     slots: Tensor,
     pages: tuple[Tensor, Tensor],
@@ -49,7 +50,7 @@ def turn_and_store(
     """Normalise and rotate queries and keys, and store keys and values into their pages.
 
     qkv    shape (rows, (heads + 2 * kv_heads) * head_dim)
-    norm   weight of an RMS norm, shape (heads + kv_heads, head_dim), and its eps
+    norm   an RMS norm with weights of shape (heads + kv_heads, head_dim)
     turn   cosines and signed sines, shape (rows, head_dim) each
     slots  shape (rows * kv_heads,), from `slots_of`
     pages  keys and values, shape (blocks, kv_heads, page, head_dim)
@@ -58,7 +59,7 @@ def turn_and_store(
     _, kv_heads, _, head_dim = pages[0].shape
     rows = qkv.shape[0]
     turned = qkv.new_empty(rows, num_heads + kv_heads, head_dim)
-    weight, eps = norm or (qkv, 0.0)
+    weight, eps = (qkv, 0.0) if norm is None else (norm.tensors[0], norm.eps)
     kernels.turn_and_store_kernel[(rows, num_heads + 2 * kv_heads)](
         qkv,
         weight,

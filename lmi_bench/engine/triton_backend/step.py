@@ -12,7 +12,7 @@ from triton.errors import TritonError
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.torch_backend.attention import PackedStep
 from lmi_bench.engine.torch_backend.kv_cache import slots_of
-from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, Linear, Mlp, Norm, PlainLinear, plain
+from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, Linear, Mlp, PlainLinear, plain
 from lmi_bench.engine.torch_backend.models.decoder import Attend
 from lmi_bench.engine.torch_backend.runner import TorchForward
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers, StepResult
@@ -87,27 +87,21 @@ class TritonStep(TorchForward):
         x = model.embedding(token_ids).to(model.precision.compute)
         delta: Tensor | None = None
         for index, layer in enumerate(model.layers):
-            attention, mlp, norm = layer.block, layer.mlp, layer.block.qk_norm
-            qkv = attention.qkv(_add_norm(x, delta, layer.attention_norm))
-            turned = ops.turn_and_store(
-                qkv,
-                None if norm is None else (norm.tensors[0], norm.eps),
-                (cos, sin),
-                slots,
-                (cache.keys[index], cache.values[index]),
-                heads,
-            )
+            attention, mlp = layer.block, layer.mlp
+            qkv = attention.qkv(ops.add_rms_norm(x, delta, layer.attention_norm))
+            pages = (cache.keys[index], cache.values[index])
+            turned = ops.turn_and_store(qkv, attention.qk_norm, (cos, sin), slots, pages, heads)
             values = qkv.view(len(qkv), -1, head_dim)[:, turned.shape[1] :]
             attended = attend(index, turned[:, :heads], turned[:, heads:], values)
             if index == last:  # from here on a row feeds only its own logits
                 attended, x = attended[sampled_rows], x[sampled_rows]
-            normed = _add_norm(x, attention.out(attended), layer.mlp_norm)
+            normed = ops.add_rms_norm(x, attention.out(attended), layer.mlp_norm)
             if (joined := self._joined[index]) is None:
                 x, delta = mlp.add(normed, x), None
             else:
                 gate_and_up, down = joined
                 delta = down(ops.silu_multiply(gate_and_up(normed)))
-        return model.head(_add_norm(x, delta, model.norm))
+        return model.head(ops.add_rms_norm(x, delta, model.norm))
 
 
 @contextmanager
@@ -120,10 +114,6 @@ def _explained() -> Iterator[None]:
         raise EngineError(
             f"a Triton kernel does not run on this GPU: {reason}; start with --backend torch --device cuda"
         ) from exc
-
-
-def _add_norm(x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
-    return ops.add_rms_norm(x, delta, norm.tensors[0], norm.eps)
 
 
 def _joined(mlp: Mlp) -> tuple[PlainLinear, Linear] | None:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape, slots_of
-from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, PlainLinear, Router
+from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, PlainLinear, RmsNorm, Router
 from lmi_bench.engine.triton_backend import experts as grouped
 from lmi_bench.engine.triton_backend import ops
 
@@ -36,11 +36,12 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("features", [64, 96])
 def test_residuals_are_added_in_place_and_the_sum_is_normalised(features):
     x, delta, weight = random(3, features), random(3, features, seed=1), random(features, seed=2)
+    norm = RmsNorm((weight,), 1e-5)
     expected = x + delta
     kept = x.clone()
-    close(ops.add_rms_norm(x, delta, weight, 1e-5), functional.rms_norm(expected, (features,), weight, 1e-5))
+    close(ops.add_rms_norm(x, delta, norm), functional.rms_norm(expected, (features,), weight, 1e-5))
     close(x, expected)
-    close(ops.add_rms_norm(kept, None, weight, 1e-5), functional.rms_norm(kept, (features,), weight, 1e-5))
+    close(ops.add_rms_norm(kept, None, norm), functional.rms_norm(kept, (features,), weight, 1e-5))
 
 
 @pytest.mark.parametrize(
@@ -95,12 +96,12 @@ def test_queries_and_keys_are_turned_and_cached_where_the_slots_say(normed):
     keys, values = torch.zeros(2, 5, kv_heads, PAGE, head_dim)
     layout = KvLayoutShape(1, kv_heads, head_dim, PAGE, torch.float32)
     slots = slots_of(torch.tensor([1, 2]), torch.tensor([1, 5]), layout)
-    norm = (random(heads + kv_heads, head_dim, seed=4), 1e-3) if normed else None
+    norm = RmsNorm((random(heads + kv_heads, head_dim, seed=4),), 1e-3) if normed else None
     turned = ops.turn_and_store(qkv, norm, (cos, sin), slots, (keys, values), heads)
     each = qkv.view(2, -1, head_dim)
     before = each[:, : heads + kv_heads]
     if norm is not None:
-        before = functional.rms_norm(before, (head_dim,), eps=norm[1]) * norm[0]
+        before = functional.rms_norm(before, (head_dim,), eps=norm.eps) * norm.tensors[0]
     first, second = before.chunk(2, dim=-1)
     cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
     expected = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
