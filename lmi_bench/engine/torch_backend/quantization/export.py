@@ -39,16 +39,15 @@ def export_quantized(
     plan = prepare(Calibration(source, settings, dtype, torch.device("cpu"), tell))
     if plan is None or plan.stored:
         raise InputError(f"{folder.name}: nothing to quantize ({settings.scheme})")
-    with Checkpoint(folder, spec=source.spec) as checkpoint:
+    stored_dtype = torch_dtype(dtype)
+    writer = ShardWriter(out)
+    with Checkpoint(folder, beside=plan.factors, spec=source.spec) as checkpoint:
         if checkpoint.reformed or source.spec.latent_rank:
             raise InputError(
                 f"{folder.name}: {source.spec.family} models cannot be written quantized; quantize "
                 "them while loading, with --quantize"
             )
-    stored_dtype = torch_dtype(dtype)
-    make_new_folder(out)
-    writer = ShardWriter(out)
-    with Checkpoint(folder, beside=plan.factors) as checkpoint:
+        make_new_folder(out)
         factors = (loader.COLUMN_FACTORS, loader.OUTPUT_DIVISORS, loader.LARGEST_INPUT, "none")
         names = [key for key in sorted(checkpoint.names) if key.rpartition(".")[2] not in factors]
         for number, name in enumerate(names, start=1):
