@@ -23,7 +23,7 @@ from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.executor import ModelNumbers, TorchExecutor, start_worker
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import DenseMlp, PlainLinear, plain
-from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes, zeroed_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Layer
@@ -309,7 +309,7 @@ class NativeExecutor(TorchExecutor):
     def load(
         cls,
         folder: Path,
-        settings: LoadSettings = DEFAULT_LOAD,
+        settings: LoadSettings,
         *,
         beside: TorchExecutor | None = None,  # noqa: ARG003  the library has its own threads
         progress: Progress | None = None,
@@ -329,7 +329,7 @@ class NativeExecutor(TorchExecutor):
         if settings.quantize != NOT_QUANTIZED:
             raise NativeUnavailableError("weights are to be quantized")
         kernels = compiled or step_library(folder, block_size=settings.block_size)
-        shown, count = variant or kernels.variants()[0], settings.threads_in_use
+        shown, count = variant or kernels.variants()[0], settings.threads
 
         def load() -> tuple[ModelNumbers, NativeForward]:
             """Load weights and allocate the cache, in the thread that will compute."""
@@ -356,7 +356,7 @@ class NativeExecutor(TorchExecutor):
             return numbers, NativeForward(kernels, weights, shape, variant)
 
         worker, (numbers, forward) = start_worker("native", count, load)
-        rank = RankWorker(runner=ModelRunner(forward, sampling_seed=settings.seed()))
+        rank = RankWorker(runner=ModelRunner(forward, sampling_seed=settings.sampling_seed))
         made = cls(numbers, rank, worker)
         made._forward = forward
         return made

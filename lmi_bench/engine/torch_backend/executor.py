@@ -17,7 +17,7 @@ from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine import quantization
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend import collectives
-from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings, place_of
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings, place_of
 from lmi_bench.engine.torch_backend.loading import check_degree
 from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
@@ -114,7 +114,7 @@ class TorchExecutor(RanksExecutor[RankWorker]):
     def load(
         cls,
         folder: Path,
-        settings: LoadSettings = DEFAULT_LOAD,
+        settings: LoadSettings,
         *,
         beside: "TorchExecutor | None" = None,
         progress: Progress | None = None,
@@ -134,7 +134,7 @@ class TorchExecutor(RanksExecutor[RankWorker]):
         if beside is not None:
             # OpenMP keeps a thread pool per computing thread: use one worker for both
             return cls(finished(beside._worker, load), rank, beside._worker, owns_worker=False)
-        worker, numbers = start_worker("torch", settings.threads_in_use, load)
+        worker, numbers = start_worker("torch", settings.threads, load)
         return cls(numbers, rank, worker)
 
     @property
@@ -152,7 +152,7 @@ class ParallelExecutor(RanksExecutor[RankGroup]):
     def load(
         cls,
         folder: Path,
-        settings: LoadSettings = DEFAULT_LOAD,
+        settings: LoadSettings,
         *,
         tensor_parallel: int,
         progress: Progress | None = None,
@@ -179,7 +179,7 @@ class ParallelExecutor(RanksExecutor[RankGroup]):
             group = RankGroup(
                 tensor_parallel,
                 transport or usual_transport(tensor_parallel, settings.device),
-                threads=max(1, settings.threads_in_use // tensor_parallel),
+                threads=max(1, settings.threads // tensor_parallel),
                 first_device=settings.first_device,
             )
             after_failure.callback(group.close)
@@ -271,14 +271,8 @@ def load_model(
     shares_memory = settings.device == "cpu"
     each_free = min(free) // (ranks.degree if shares_memory else 1)
     blocks = settings.blocks_in(each_free, max(room.bytes_per_block for room in rooms))
-    take_cache = partial(
-        RankWorker.take_cache,
-        num_blocks=blocks,
-        sampling_seed=settings.seed(),
-        steps=settings.steps,
-        quantize=weights_name(source.config, settings.quantize),
-    )
-    taken = ranks.ask_each(take_cache)
+    name = weights_name(source.config, settings.quantize)
+    taken = ranks.ask_each(partial(RankWorker.take_cache, num_blocks=blocks, settings=settings, quantize=name))
     return ModelNumbers(
         model_shape=source.shape,
         block_size=settings.block_size,

@@ -1,7 +1,6 @@
 """Load settings of the bundled engine's executors, except the simulated one."""
 
-import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -37,10 +36,10 @@ class LoadSettings:
     kv_dtype           the same for cached keys and values, or float8; None: `dtype`
     num_blocks         cache blocks of `block_size` tokens; None: `memory_share` (0 to 1) of the
                        memory free after loading, at most `most_cache_tokens` tokens
-    threads            CPU threads of a step, over all ranks; None: this process's usable cores
+    threads            CPU threads of a step, over all ranks
     device             "cpu", or "cuda": with ranks, rank r uses device `first_device` + r
     first_device       GPU of this copy of the model, or of its rank 0
-    sampling_seed      seed for requests without one; None: random at each start
+    sampling_seed      seed for requests without one
     quantize           quantization of weights while loading
     steps              decode steps to compile or capture at start
     group_query_attention  how KV heads go to ranks
@@ -52,10 +51,10 @@ class LoadSettings:
     block_size: int = DEFAULT_BLOCK_SIZE
     memory_share: float = DEFAULT_MEMORY_SHARE
     most_cache_tokens: int = DEFAULT_MOST_CACHE_TOKENS
-    threads: int | None = None
+    threads: int = field(default_factory=usable_cores)
     device: str = "cpu"
     first_device: int = 0
-    sampling_seed: int | None = None
+    sampling_seed: int = 0
     quantize: QuantizeSettings = NOT_QUANTIZED
     steps: StepSettings = NOTHING_PREPARED
     group_query_attention: str | None = None
@@ -65,10 +64,6 @@ class LoadSettings:
         if self.kv_dtype == "float8":
             return FLOAT8
         return stored if self.kv_dtype is None else torch_dtype(self.kv_dtype)
-
-    @property
-    def threads_in_use(self) -> int:
-        return self.threads or usable_cores()
 
     def blocks_in(self, free_bytes: int, bytes_per_block: int) -> int:
         """Cache blocks to allocate from this free memory. Raises CapacityError if none fits."""
@@ -82,10 +77,3 @@ class LoadSettings:
                 "--memory-share, or use a smaller model or block size"
             )
         return min(blocks, max(1, self.most_cache_tokens // self.block_size))
-
-    def seed(self) -> int:
-        """Seed for requests without one; random at each call unless set."""
-        return secrets.randbits(62) if self.sampling_seed is None else self.sampling_seed
-
-
-DEFAULT_LOAD: Final = LoadSettings()

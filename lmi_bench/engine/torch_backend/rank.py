@@ -215,17 +215,17 @@ class RankWorker:
         return Room(free_bytes, layout.bytes_per_block, model.held_bytes, model.quantized, model.unread)
 
     def take_cache(
-        self, num_blocks: int, sampling_seed: int, steps: build.StepSettings, quantize: str
+        self, num_blocks: int, settings: LoadSettings, quantize: str
     ) -> tuple[int, build.PreparedSteps | None]:
         """Allocate the cache blocks and prepare decode steps; returns the cache's bytes, and the
         prepared steps."""
-        blocks = num_blocks + (build.SPARE_BLOCKS if steps.wanted else 0)
+        blocks = num_blocks + (build.SPARE_BLOCKS if settings.steps.wanted else 0)
         cache = KvCache(self._layout, blocks, self._model.norm.tensors[0].device)
         eager = TorchForward(self._model, cache, num_blocks=num_blocks)
         self.forwards = build.with_prepared_steps(
-            eager, steps, tensor_parallel=self.degree, quantize=quantize, tell=self.tell
+            eager, settings.steps, tensor_parallel=self.degree, quantize=quantize, tell=self.tell
         )
-        self.runner = ModelRunner(self.forwards.forward, sampling_seed=sampling_seed)
+        self.runner = ModelRunner(self.forwards.forward, sampling_seed=settings.sampling_seed)
         return cache.nbytes, self.forwards.prepared
 
     def run(self, batch: StepBatch) -> list[StepOutput]:

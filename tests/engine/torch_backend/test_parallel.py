@@ -372,7 +372,7 @@ def test_an_error_on_a_rank_is_told_with_its_name():
 def test_a_degree_that_the_model_does_not_allow_is_refused_with_numbers(make_model, family, changes, degree, words):
     folder = make_model(family, **changes).folder
     with pytest.raises(CapacityError, match=words):
-        split(degree)(folder)
+        split(degree)(folder, LoadSettings())
 
 
 def test_a_checkpoint_of_another_config_is_refused_on_ranks(make_llama, tmp_path):
