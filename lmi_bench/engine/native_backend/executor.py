@@ -81,7 +81,6 @@ class NativeWeights:
                 self.layers[index].window = spec.windows[index] or 0
             self.model = self._model(load)
             self.unread = checkpoint.unread()
-            checkpoint.finish()
         self.nbytes = sum(tensor.nbytes for tensor in self._held)
 
     def take_cache(self, layout: KvLayoutShape, num_blocks: int) -> int:

@@ -125,9 +125,11 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         self._files.close()
         self._open.clear()
+        if error is None and self._progress is not None:  # the rest of the files is not needed
+            self._progress(self._total_bytes, self._total_bytes)
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of or name in self._forms
@@ -236,11 +238,6 @@ class Checkpoint:
         count = f"{len(names)} tensors" if len(names) > 1 else "1 tensor"
         some = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
         return f"{widened}; {count} that no layer reads ({some})"
-
-    def finish(self) -> None:
-        """Report complete progress: the rest of the files is not needed."""
-        if self._progress is not None:
-            self._progress(self._total_bytes, self._total_bytes)
 
 
 def _first_not_finite(tensor: Tensor) -> tuple[int, ...] | None:

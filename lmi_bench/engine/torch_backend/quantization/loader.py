@@ -291,6 +291,4 @@ def build_model(
     with opened as checkpoint:
         common = (spec, checkpoint, precision, device, collectives)
         load = WeightLoader(*common) if plan is None else QuantizingLoader(*common, plan=plan)
-        model = build_with(load, folder)
-        checkpoint.finish()
-    return model
+        return build_with(load, folder)
