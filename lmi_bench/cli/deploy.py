@@ -195,19 +195,19 @@ def limits(settings: settings_of.LimitsSettings) -> None:
     from lmi_bench.jobs.deploy import sequence_limits
 
     found = sequence_limits(settings)
-    setup = found[0].setup
+    setup = found[0][0]
     trained = setup.shape.max_positions
     rows = [
         {
-            "TP": each.setup.tensor_parallel,
-            "copies": each.copies,
-            "tokens of a request": f"{each.tokens:,}" + (" *" if each.tokens > trained else ""),
-            "sure to fit a copy": each.guaranteed,
-            "expected": each.expected,
-            "on the machine": each.guaranteed * each.copies,
-            "KV left, GiB": f"{bytes_to_gib(each.kv_left_bytes):.1f}",
+            "TP": each.tensor_parallel,
+            "copies": (copies := setup.instance.num_accelerators // each.tensor_parallel),
+            "tokens of a request": f"{tokens:,}" + (" *" if tokens > trained else ""),
+            "sure to fit a copy": sure.sequences_guaranteed,
+            "expected": likely.sequences_expected,
+            "on the machine": sure.sequences_guaranteed * copies,
+            "KV left, GiB": f"{bytes_to_gib(max(0.0, sure.kv_budget_bytes)):.1f}",
         }
-        for each in found
+        for each, tokens, sure, likely in found
     ]
     where = f"{setup.shape.name} in {setup.dtype} on {settings.instance}"
     print_table(f"Sequences at once: {where}", rows)

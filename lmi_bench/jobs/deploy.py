@@ -5,13 +5,13 @@ import json
 import os
 import time
 import urllib.request
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from lmi_bench.analysis.fleet.recommender import recommend as rank
 from lmi_bench.analysis.fleet.request import LONE_REQUEST, RecommendRequest
-from lmi_bench.analysis.model.capacity import memory_plan_for
+from lmi_bench.analysis.model.capacity import MemoryPlan, memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
 from lmi_bench.analysis.model.setup import Setup
@@ -42,23 +42,6 @@ from lmi_bench.targets.profiles import find_profile
 _LICENSED: Final = "meta-llama/"
 _PROBE_EVERY_S: Final = 1.0
 _LONE_TOKENS: Final = 256  # of a lone request's prompt, and of its answer
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceLimit:
-    """Requests of one length that fit at once, at one tensor-parallel degree.
-
-    setup                 one of the copies on the machine
-    guaranteed, expected  requests of one copy at full length, and half through their output
-    kv_left_bytes         memory of a device that is left for the KV cache
-    """
-
-    setup: Setup
-    copies: int
-    tokens: int
-    guaranteed: int
-    expected: int
-    kv_left_bytes: float
 
 
 def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> tuple[DeploymentPlan, Bundle]:
@@ -151,8 +134,9 @@ def wait_until_healthy(url: str, limit_s: float) -> tuple[float | None, str]:
         time.sleep(_PROBE_EVERY_S)
 
 
-def sequence_limits(settings: LimitsSettings) -> list[SequenceLimit]:
-    """By degree and length of a request. Raises InputError if no degree is possible."""
+def sequence_limits(settings: LimitsSettings) -> list[tuple[Setup, int, MemoryPlan, MemoryPlan]]:
+    """One copy by its degree, tokens of a request, and the memory at that length and half through
+    its output. Raises InputError if no degree is possible."""
     shape, instance = find_model(settings.model), find_instance(settings.instance)
     profile = find_profile(settings.profile, settings.kv_tokens)
     dtype, stated = planned_dtype(settings.model, settings.dtype), settings.tensor_parallel
@@ -171,16 +155,7 @@ def sequence_limits(settings: LimitsSettings) -> list[SequenceLimit]:
             half = max(1, tokens // 2)
             sure = memory_plan_for(setup, profile, input_tokens=tokens - 1, output_tokens=1)
             likely = memory_plan_for(setup, profile, input_tokens=half, output_tokens=tokens - half)
-            found.append(
-                SequenceLimit(
-                    setup,
-                    instance.num_accelerators // degree,
-                    tokens,
-                    sure.sequences_guaranteed,
-                    likely.sequences_expected,
-                    max(0.0, sure.kv_budget_bytes),
-                )
-            )
+            found.append((setup, tokens, sure, likely))
     if not found:
         raise InputError(f"{shape.name} cannot be split over {degrees} devices")
     return found
