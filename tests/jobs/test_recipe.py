@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.jobs.optimize.recipe import load_recipe, parse_recipe
+from lmi_bench.jobs.optimize.recipe import parse_recipe, stated_recipe
+from lmi_bench.jobs.settings.bundled import OptimizeSettings
 
 VARIANT = {"name": "small", "engine": {"quantize": "int8"}}
 
@@ -44,4 +45,4 @@ def test_variants_have_names_of_their_own(names):
 def test_files_are_found_from_the_recipes_folder(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("evaluate: {text: a.txt}\nvariants: [{name: x, engine: {}}]\n")
-    assert load_recipe(path).evaluate.text == str(tmp_path / "a.txt")
+    assert stated_recipe(OptimizeSettings(recipe=path)).evaluate.text == str(tmp_path / "a.txt")

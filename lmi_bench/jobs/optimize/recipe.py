@@ -90,25 +90,21 @@ class Recipe(Section):
         return parse_scenario({"engine": stated}, source=f"variant {variant.name}").engine
 
 
-def load_recipe(path: Path) -> Recipe:
-    """Read and check a recipe; raises InputError that lists every mistake."""
-    recipe = parse_recipe(read_yaml(path), source=str(path))
-    changes = {
-        name: str(path.parent / given)
-        for name in ("text", "dataset")
-        if (given := getattr(recipe.evaluate, name)) is not None and not Path(given).is_absolute()
-    }
-    return recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update=changes)})
-
-
 def stated_recipe(settings: OptimizeSettings) -> Recipe:
-    """The recipe of the settings, with what they replace; raises InputError if they name none."""
-    if settings.recipe is None:
+    """The recipe of the settings, with what they replace; its own files are found from its folder.
+
+    Raises InputError that lists every mistake, or if the settings name no recipe.
+    """
+    path = settings.recipe
+    if path is None:
         raise InputError("name a recipe file, or --list for the techniques that it may combine")
-    content = load_recipe(settings.recipe).model_dump(exclude_unset=True)
-    files = {"dataset": settings.dataset, "text": settings.text}
-    stated = {name: str(path) for name, path in files.items() if path is not None}
-    content["evaluate"] = {**content.get("evaluate", {}), **stated}
+    content = parse_recipe(read_yaml(path), source=str(path)).model_dump(exclude_unset=True)
+    evaluate = content.setdefault("evaluate", {})
+    for name, stated in (("dataset", settings.dataset), ("text", settings.text)):
+        if stated is not None:
+            evaluate[name] = str(stated)
+        elif evaluate.get(name) is not None:
+            evaluate[name] = str(path.parent / evaluate[name])  # an absolute one stays
     if settings.model is not None:
         content["model"] = settings.model
     return parse_recipe(content)
