@@ -182,9 +182,7 @@ def optimize(
     if listed:
         from lmi_bench.jobs.optimize.run import TECHNIQUES
 
-        titles = ("recipe", "technique", "works on")
-        rows = [dict(zip(titles, row, strict=True)) for row in TECHNIQUES]
-        print_table("Techniques; a variant combines any of them", rows, left=titles)
+        print_table("Techniques; a variant combines any of them", TECHNIQUES, left=tuple(TECHNIQUES[0]))
     elif plan:
         from lmi_bench.jobs.optimize.recipe import plan_job
 

@@ -174,10 +174,9 @@ def backends(model: _Model, instance: _Instance, djl_version: _Version = "0.38.0
         [dict(zip(columns, astuple(verdict), strict=True)) for verdict in verdicts],
         left=columns,
     )
-    titles = ("backend", "real on the bundled engine", "needs the device")
-    effects = choice.bundled_effects().items()
-    rows = [dict(zip(titles, (name, *each), strict=True)) for name, each in effects]
-    print_table("What `serve --serving-properties` does under these names", rows, left=titles)
+    titles = {"backend": "backend", "bundled": "real on the bundled engine", "device": "needs the device"}
+    rows = [{title: row[key] for key, title in titles.items()} for row in choice.EFFECTS]
+    print_table("What `serve --serving-properties` does under these names", rows, left=tuple(rows[0]))
     if verdicts[0].verdict == choice.CHOSEN:
         say(f"chosen: {verdicts[0].backend} ({verdicts[0].settings})")
     say(f"option.rolling_batch=auto is {choice.auto_resolves_to(machine, era)} ({ERAS[era]})")

@@ -25,8 +25,9 @@ _TENSORRT_BEFORE: Final = ("llama", "falcon")
 _NEURON_DEGREES: Final = {True: (1, 2, 4, 8, 12, 24), False: (1, 2, 8, 32)}
 """Degrees of the Neuron runtime, in cores: Inferentia2's and Trainium's. transformers-neuronx pads
 query heads to a multiple of the degree. Source: its developer guide and `get_qkv_padding`."""
-_EFFECTS: Final = read_rows("backend_effects.csv", "deploy")
-_ENGINES: Final = {row["backend"]: row["engine"] for row in _EFFECTS}
+EFFECTS: Final = read_rows("backend_effects.csv", "deploy")
+"""Of each backend what its name and options do on the bundled engine, and what needs its device."""
+_ENGINES: Final = {row["backend"]: row["engine"] for row in EFFECTS}
 """Engine of each backend's images; LMI's general image has vLLM."""
 
 
@@ -38,11 +39,6 @@ class BackendVerdict:
     verdict: str
     reason: str
     settings: str
-
-
-def bundled_effects() -> dict[str, tuple[str, str]]:
-    """By backend: what its name and options do on the bundled engine, and what needs its device."""
-    return {row["backend"]: (row["bundled"], row["device"]) for row in _EFFECTS}
 
 
 def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> list[BackendVerdict]:

@@ -8,7 +8,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
-from lmi_bench.deploy.backend_choice import CHOSEN, OUT, auto_resolves_to, bundled_effects, choose_backend, degree_note
+from lmi_bench.deploy.backend_choice import CHOSEN, EFFECTS, OUT, auto_resolves_to, choose_backend, degree_note
 from lmi_bench.deploy.bundled_engine import bundled_settings
 from lmi_bench.deploy.option_table import Setting
 from lmi_bench.deploy.server_settings import jumpstart_environment
@@ -75,8 +75,8 @@ def test_degrees_of_aws_silicon_are_cores_that_its_runtime_allows(instance, degr
 
 def test_every_backend_says_what_is_real_here_and_what_needs_its_device():
     verdicts = choose_backend(find_model("llama-2-7b"), find_instance("ml.g5.12xlarge"), "A")
-    assert {*bundled_effects()} == {each.backend for each in verdicts}
-    assert all(here and device for here, device in bundled_effects().values())
+    assert {row["backend"] for row in EFFECTS} == {each.backend for each in verdicts}
+    assert all(row["bundled"] and row["device"] for row in EFFECTS)
 
 
 def test_auto_is_a_named_scheduler_in_every_version():

@@ -111,7 +111,7 @@ def score_shift(scores: Sequence[float], reference: Sequence[float]) -> float:
     return math.fsum(abs(a - b) for a, b in pairs) / len(scores)
 
 
-TECHNIQUES: Final = [tuple(row.values()) for row in read_rows("techniques.csv", "jobs")]
+TECHNIQUES: Final = read_rows("techniques.csv", "jobs")
 """Settings of a recipe's engine, each with what it does and where it runs."""
 
 _MOST_SWEEPS = 3  # of a variant, while one of its levels is invalid
