@@ -38,7 +38,7 @@ _REPLIES = (*LMI_REPLIES, AS_TGI)
 
 
 def serve(
-    settings: ServeSettings, listener: Listener = SILENT, *, on_ready: OnReady | None = None
+    settings: ServeSettings, listener: Listener = SILENT, *, on_ready: OnReady
 ) -> tuple[EngineStats, tuple[str, ...]]:
     """Load, listen, and serve until a signal. Raises InputError before anything is served.
 
@@ -124,15 +124,10 @@ async def _serve(
     settings: ServeSettings,
     check: SignatureCheck | None,
     replies: Replies,
-    on_ready: OnReady | None,
+    on_ready: OnReady,
     trace: ChromeTrace | None,
 ) -> tuple[EngineStats, tuple[str, ...]]:
     name = parts.shape.name
-
-    def listens(where: server.Listening) -> None:
-        if on_ready is not None:
-            on_ready(where, name)
-
     folder = None if parts.tokenizer is None else parts.tokenizer.folder
     codec: Codec = parts.tokenizer or PlainTokenizer(parts.shape.vocab_size)
     async with parts.engine(trace) as engine:
@@ -150,6 +145,8 @@ async def _serve(
             fair_by=settings.fair_by,
             chat_template=None if folder is None else ChatTemplate.from_folder(folder),
         )
-        await server.serve(app, settings.host, settings.port, on_ready=listens, engine=engine)
+        await server.serve(
+            app, settings.host, settings.port, on_ready=lambda where: on_ready(where, name), engine=engine
+        )
         engine.audit()
         return engine.stats(), count_notes(parts.executors)

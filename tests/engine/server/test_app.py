@@ -136,7 +136,7 @@ def test_an_address_is_checked_before_anything_is_loaded_for_it():
 def test_a_trace_is_opened_before_anything_is_loaded_for_it(tmp_path):
     missing = tmp_path / "missing" / "trace.json"
     with pytest.raises(InputError, match="--step-trace: cannot write"):
-        serve_model(ServeSettings(model="no-such-model", port=0, step_trace=missing))
+        serve_model(ServeSettings(model="no-such-model", port=0, step_trace=missing), on_ready=print)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
