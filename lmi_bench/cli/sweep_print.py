@@ -169,9 +169,7 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
     note(*run_text.replica_lines(levels))
     warn(*check_levels(levels))
     facts = run_text.generator_line, steadiness_line, run_text.token_counts_line, run_text.ttft_parts_line, cheapest
-    for line in (fact(levels) for fact in facts):
-        if line is not None:
-            say(line)
+    say(*filter(None, (fact(levels) for fact in facts)))
 
 
 def cost_at(lines: Sequence[Level], answer: SloAnswer) -> str | None:
