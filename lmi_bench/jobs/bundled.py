@@ -204,9 +204,8 @@ class AllReduces:
             "host": host_facts(),
             "all_reduce": {
                 name: {
-                    "latency_s": fit.latency_s,
+                    **asdict(fit),
                     "bytes_per_s": None if math.isinf(fit.bytes_per_s) else fit.bytes_per_s,
-                    "worst_error_frac": fit.worst_error_frac,
                     "points": [
                         {"bytes": size, "time_s": time_s}
                         for size, time_s in zip(SIZES_BYTES, self.times_s[name], strict=True)
