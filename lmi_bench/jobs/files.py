@@ -68,10 +68,9 @@ def load_recommendation(path: Path) -> SavedRecommendation:
     from lmi_bench.analysis.fleet.answer import Recommendation  # loads the planner
 
     content = read_recommendation(path)
-    if content["recommended"] is None:
-        raise InputError(f"{path} recommends nothing: no candidate keeps its limits")
     answer = Recommendation.from_json(content)
-    assert answer.recommended is not None
+    if answer.recommended is None:
+        raise InputError(f"{path} recommends nothing: no candidate keeps its limits")
     if answer.recommended.instances < 1:
         raise InputError(f"{path}: the recommended fleet has no machine")
     document = content.get("profile_document")
