@@ -75,14 +75,12 @@ def init(settings: InitSettings, listener: Listener, ask: Ask | None) -> str:
 
     def answered(question: Question, default: str, put: Callable[[str], dict[str, Any]]) -> Any:
         given = stated.get(question.name)
+        if given is not None or asking is None:
+            return put(default if given is None else given)
         while True:
             try:
-                if given is not None or asking is None:
-                    return put(default if given is None else given)
                 return put(asking(question.text, default).strip())
             except InputError as exc:
-                if given is not None or asking is None:
-                    raise
                 listener.warn(str(exc))
 
     usual = "engine" if installed_versions(("torch",)) else "simulated"
