@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +13,7 @@ from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import note, print_table, run_job, say, warn, write_json
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from lmi_bench.core.units import format_figure
-from lmi_bench.jobs.settings import plan as settings_of
+from lmi_bench.jobs.settings import plan
 from lmi_bench.jobs.settings import setup as of_setup
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ _TABLES: Final = {
     "prices": "List the on-demand prices of a machine with region and date; the cheapest first.",
     "images": "List the container images by family and date.",
     "profiles": "List the engine profiles: what each was fitted on; or the constants of the one named.",
+}
+_EXPLAINED: Final[Mapping[type[Any], str]] = {
+    plan.MemorySettings: "Add up weights, KV cache and overhead of a batch, in all and on each device.",
+    plan.BatchSettings: "Print the batch at which a decode step becomes compute-bound, with and without the cache.",
+    plan.BlendedSettings: "Print the blended price of 1M tokens, by default for 3 input tokens to an output token.",
+    plan.SavingsSettings: "Print how much cheaper one machine is, and the throughput from which its tokens are.",
 }
 _GIVE_WAY: Final = (
     "network Gbit/s, layers, gated, arch, link, vendor, host GiB, checkpoint, models, accelerator, region, "
@@ -150,47 +156,30 @@ def refresh(settings: of_setup.RefreshSettings) -> None:
     say(f"prices: {file}: {counts}, {settings.region}, {date}")
 
 
-@explain.command()
-@spread_options
-def memory(settings: settings_of.MemorySettings, json_file: JsonFile = None) -> None:
-    """Add up weights, KV cache and overhead of a batch, in all and on each device."""
-    _explain("memory", settings, json_file)
+def _explainer(name: str, kind: type[Any]) -> Callable[..., None]:
+    """The command that explains one calculation, whose settings are of this kind."""
+
+    def show(settings: Any, json_file: JsonFile = None) -> None:
+        from lmi_bench.jobs import explain as formulas
+
+        explained: formulas.Explanation = getattr(formulas, name)(settings)
+        rows = [
+            {
+                "quantity": term.quantity,
+                "value": "never" if term.value is None else format_figure(term.value),
+                "unit": term.unit,
+                "formula": term.formula,
+            }
+            for term in explained.terms
+        ]
+        print_table(explained.title, rows, left=("quantity", "unit", "formula"))
+        say(*(f"note: {text}" for text in explained.notes))
+        write_json(json_file, asdict(explained), "explanation")
+
+    show.__doc__, show.__annotations__["settings"] = _EXPLAINED[kind], kind
+    return spread_options(show)
 
 
-@explain.command()
-@spread_options
-def batch(settings: settings_of.BatchSettings, json_file: JsonFile = None) -> None:
-    """Print the batch at which a decode step becomes compute-bound, with and without the cache."""
-    _explain("batch", settings, json_file)
-
-
-@explain.command()
-@spread_options
-def blended(settings: settings_of.BlendedSettings, json_file: JsonFile = None) -> None:
-    """Print the blended price of 1M tokens, by default for 3 input tokens to an output token."""
-    _explain("blended", settings, json_file)
-
-
-@explain.command()
-@spread_options
-def savings(settings: settings_of.SavingsSettings, json_file: JsonFile = None) -> None:
-    """Print how much cheaper one machine is, and the throughput from which its tokens are."""
-    _explain("savings", settings, json_file)
-
-
-def _explain(name: str, settings: Any, json_file: Path | None) -> None:
-    from lmi_bench.jobs import explain as formulas
-
-    explained: formulas.Explanation = getattr(formulas, name)(settings)
-    rows = [
-        {
-            "quantity": term.quantity,
-            "value": "never" if term.value is None else format_figure(term.value),
-            "unit": term.unit,
-            "formula": term.formula,
-        }
-        for term in explained.terms
-    ]
-    print_table(explained.title, rows, left=("quantity", "unit", "formula"))
-    say(*(f"note: {text}" for text in explained.notes))
-    write_json(json_file, asdict(explained), "explanation")
+for _kind in _EXPLAINED:
+    _name = _kind.__name__.removesuffix("Settings").lower()
+    explain.command(_name)(_explainer(_name, _kind))
