@@ -76,14 +76,12 @@ class Calibration:
 class RunLevels:
     """Usable levels of a run, the prior of its kind of engine, this machine if it was measured.
 
-    note   how many levels these are, and why others are left out
     setup  copy that the run measures
     """
 
     cells: list[MeasuredLevel]
     base: EngineProfile
     machine: MeasuredMachine | None
-    note: str
     setup: Setup
 
 
@@ -104,8 +102,9 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
     base: EngineProfile | None = None
     for source in settings.sources:
         if source.is_dir():
-            found = levels_of_run(load_run(source), settings, machine)
-            listener.note(found.note)
+            run = load_run(source)
+            found = levels_of_run(run, settings, machine)
+            listener.note(from_run.calibrated_levels([run]))
             more, base, machine = found.cells, found.base, found.machine or machine
         elif source.suffix.lower() in (".json", ".jsonl"):
             more, base = _of_summary(settings, source), base or GRAPH_GPU_PRIOR
@@ -236,8 +235,7 @@ def levels_of_run(run: Run, stated: CalibrateSettings, machine: MeasuredMachine 
         base = from_run.prior_for_run(run, cells or [MeasuredLevel(setup, 1, 1, Load(1), 1)])
     else:
         base = BUNDLED_CPU_PRIOR if facts.is_bundled else SERVED_CPU_PRIOR
-    note = from_run.calibrated_levels([run])
-    return RunLevels(cells, from_run.profile_for_run(base, run), machine, note, setup)
+    return RunLevels(cells, from_run.profile_for_run(base, run), machine, setup)
 
 
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0
