@@ -122,7 +122,7 @@ def options(
     ] = None,
 ) -> None:
     """List the options of LMI: name, kind, default, backends, versions, variable."""
-    from lmi_bench.deploy.option_table import ERAS, all_options, find_option
+    from lmi_bench.deploy.option_table import ERAS, all_options, find_option, variable_of
 
     def versions(eras: str) -> str:
         return "all versions" if eras == "ABC" else ", ".join(ERAS[era] for era in eras)
@@ -133,7 +133,7 @@ def options(
         kind = option.kind if not option.choices else f"one of {', '.join(option.choices)}"
         say(f"  {kind.replace('_', ' ')}, default {option.default or 'none'}")
         say(f"  read by {', '.join(option.backends)}; {versions(option.eras)}")
-        variables = [option.variable, option.environment]
+        variables = [variable_of(option.name), option.environment]
         say(f"  in the environment: {', '.join(filter(None, variables))}")
         return
     known = sorted({b for option in all_options().values() for b in option.backends})
@@ -146,7 +146,7 @@ def options(
             "default": option.default,
             "backends": ", ".join(option.backends),
             "djl-serving": versions(option.eras),
-            "variable": option.environment or option.variable,
+            "variable": option.environment or variable_of(option.name),
         }
         for option in all_options().values()
         if backend is None or {backend, "all"} & {*option.backends}

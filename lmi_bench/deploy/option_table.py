@@ -57,11 +57,6 @@ class Option:
     engine_setting: str
     meaning: str
 
-    @property
-    def variable(self) -> str:
-        """The regular environment variable."""
-        return variable_of(self.name)
-
     def problem(self, value: str) -> str | None:
         """Why a value is invalid for this option, or None."""
         return value_problem(self.kind, self.choices, value)
@@ -132,7 +127,7 @@ def effective_settings(
     settings = {name: Setting(value, source) for name, value in properties.items()}
     options = all_options()
     present = {variable: value for variable, value in environ.items() if value}
-    regular = {option.variable: name for name, option in options.items()}
+    regular = {variable_of(name): name for name in options}
     if era != "A":
         regular["OPTION_ENGINE"] = "engine"
     for variable, value in present.items():

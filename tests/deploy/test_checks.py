@@ -13,7 +13,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import build_bundle, pack_model, write_bundle
 from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.engine_arguments import engine_arguments
-from lmi_bench.deploy.option_table import all_options, find_option
+from lmi_bench.deploy.option_table import all_options, find_option, variable_of
 from lmi_bench.deploy.plan import plan_from_layout
 from lmi_bench.deploy.properties import read_properties
 from lmi_bench.deploy.settings import EndpointSettings, Server
@@ -163,8 +163,8 @@ def test_the_table_has_each_option_once_with_what_it_needs():
         assert set(option.eras) <= set("ABC")
         assert (option.kind == "enum") == bool(option.choices)
     assert find_option("dtype") is options["option.dtype"]
-    assert options["option.dtype"].variable == "OPTION_DTYPE"
-    assert options["gpu.minWorkers"].variable == "SERVING_GPU_MINWORKERS"
+    assert variable_of("option.dtype") == "OPTION_DTYPE"
+    assert variable_of("gpu.minWorkers") == "SERVING_GPU_MINWORKERS"
     with pytest.raises(InputError, match=r"did you mean option.quantize"):
         find_option("quantise")
 
