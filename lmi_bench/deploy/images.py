@@ -123,24 +123,22 @@ def _regions() -> dict[str, dict[str, str]]:
 
 
 def find_image(family: str, version: str | None = None, instance: Instance | None = None) -> Image:
-    """The image of a version: 0.36.0, lmi28, or a whole tag; without one the newest that runs.
+    """The image of a version: 0.36.0, lmi28, or a whole tag; without one the newest that runs on
+    the machine, else the newest of all.
 
-    Raises InputError if no image or several match, or if it does not run on the machine.
+    Raises InputError if no image or several match.
     """
     images = [image for image in all_images() if image.family == family]
-    found = [image for image in images if version is not None and image.is_named(version)]
-    if len(found) > 1:
-        tags = ", ".join(image.tag for image in found)
-        raise InputError(f"{len(found)} images have djl-serving {version}: pin one of {tags}")
-    if version is not None and not found:
-        tags = ", ".join(image.tag for image in images)
+    if version is None:
+        running = (each for each in reversed(images) if instance is None or each.problem(instance) is None)
+        return next(running, images[-1])
+    found = [image for image in images if image.is_named(version)]
+    tags = ", ".join(image.tag for image in found or images)
+    if not found:
         raise InputError(f"no {family} image {version!r}; known: {tags}")
-    image = (found or images)[-1]
-    if version is None and instance is not None:
-        image = next((each for each in reversed(images) if each.problem(instance) is None), image)
-    if instance is not None:
-        check_machine(image, instance)
-    return image
+    if len(found) > 1:
+        raise InputError(f"{len(found)} images have djl-serving {version}: pin one of {tags}")
+    return found[0]
 
 
 def choose_image(server: Server, instance: Instance) -> tuple[str, Image | None]:

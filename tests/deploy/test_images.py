@@ -14,7 +14,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.engine_arguments import argument_history, engine_arguments
-from lmi_bench.deploy.images import all_images, find_image
+from lmi_bench.deploy.images import all_images, check_machine, find_image
 from lmi_bench.deploy.plan import plan_from_layout
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
@@ -200,7 +200,7 @@ def test_without_a_version_the_newest_image_that_runs_is_taken(machine, newest):
 )
 def test_an_image_is_refused_on_a_machine_that_it_is_not_for(family, version, machine, message):
     with pytest.raises(InputError, match=rf"does not run on {machine}: .*{message}"):
-        find_image(family, version, find_instance(machine))
+        check_machine(find_image(family, version, find_instance(machine)), find_instance(machine))
 
 
 @pytest.mark.parametrize(
