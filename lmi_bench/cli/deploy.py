@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -25,10 +25,6 @@ deploy = typer.Typer(
 _Model = Annotated[str, planning.MODEL]
 _Instance = Annotated[str, settings_of.INSTANCE]
 _Version = Annotated[str, Option("Version of djl-serving or LMI, such as 0.26.0 or lmi28.")]
-_ROPE_BACKENDS: Final = (
-    "lmi-dist follows the model's config, vLLM takes option.hf_overrides, TensorRT-LLM "
-    "option.rotary_scaling_type and _factor, TGI ROPE_SCALING and ROPE_FACTOR"
-)
 
 
 @deploy.command()
@@ -221,7 +217,8 @@ def limits(settings: settings_of.LimitsSettings) -> None:
             f"* beyond the {trained:,} trained positions, by RoPE scaling "
             f"x{settings.rope_factor:g}: perplexity may rise with the length (fine-tuning on "
             "longer texts offsets part of it), and each request takes more memory, so fewer run at "
-            f"once. {_ROPE_BACKENDS}"
+            "once. lmi-dist follows the model's config, vLLM takes option.hf_overrides, TensorRT-LLM "
+            "option.rotary_scaling_type and _factor, TGI ROPE_SCALING and ROPE_FACTOR"
         )
 
 
