@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -167,7 +167,7 @@ def sweep_scenario(
         if options.trace is not None:
             from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
 
-            tracer = ChromeTrace(options.trace)
+            tracer = stack.enter_context(ChromeTrace(options.trace))
         startup: Mapping[str, Any] = {}
         if options.startup is not None:
             server = measured_startup(options.startup, scenario, options.access, listener)
@@ -178,8 +178,7 @@ def sweep_scenario(
         named = re.sub(r"[^\w.-]", "-", model)
         folder = out or Path("runs") / f"{stamp:%Y%m%d-%H%M%S}-{named}"
         try:
-            with tracer or nullcontext():
-                found_in = _measure(bench, options, folder, listener, on_folder, resume=resume)
+            found_in = _measure(bench, options, folder, listener, on_folder, resume=resume)
             return replace(found_in, scenario=scenario)
         except KeyboardInterrupt:
             run = load_run(folder) if (folder / MANIFEST).exists() else None
