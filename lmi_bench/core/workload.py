@@ -232,16 +232,9 @@ class ClosedLoop:
 
 
 def arrival_times_s(
-    rate_per_s: float,
-    *,
-    process: ArrivalProcess,
-    seed: int,
-    num_requests: int | None = None,
-    duration_s: float | None = None,
-    burstiness: float = 1.0,
-    ramp_s: float = 0.0,
+    load: Load, *, seed: int, num_requests: int | None = None, duration_s: float | None = None
 ) -> Iterator[float]:
-    """Seconds after the start at which an open loop's requests are due.
+    """Seconds after the start at which an open loop's requests are due, by the load's arrivals.
 
     constant  the i-th is due at i / rate
     poisson   gaps are independent and exponential with mean 1 / rate; the first gap counts, too
@@ -253,6 +246,7 @@ def arrival_times_s(
 
     Ends after `num_requests` or before `duration_s`, whichever comes first.
     """
+    process, rate_per_s, ramp_s = load.arrivals, load.value, load.ramp_s
     if process == "trace":
         raise ValueError("a trace's requests hold their own arrival times")
     draw = random.Random(seed)
@@ -264,7 +258,7 @@ def arrival_times_s(
         elif process == "poisson":
             steady_s += draw.expovariate(rate_per_s)
         else:
-            steady_s += draw.gammavariate(burstiness, 1 / (rate_per_s * burstiness))
+            steady_s += draw.gammavariate(load.burstiness, 1 / (rate_per_s * load.burstiness))
         at_s = steady_s + ramp_s / 2
         if steady_s < ramp_s / 2:
             at_s = float((2 * ramp_s * steady_s) ** 0.5)

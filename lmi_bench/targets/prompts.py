@@ -178,11 +178,10 @@ class PlannedPrompts:
         """The request of a number, of so many a second, for a load with a trace's arrivals."""
         load, prompts = self.scenario.load, self._prompts
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), duration_s=math.inf, repeat=seed)
+        starts = Load(rate_per_s=rate_per_s / self.mean_turns, arrivals=load.arrivals, burstiness=load.burstiness)
 
         def stream() -> Iterator[PlannedRequest]:
-            starts_s = arrival_times_s(
-                rate_per_s / self.mean_turns, process=load.arrivals, seed=seed, burstiness=load.burstiness
-            )
+            starts_s = arrival_times_s(starts, seed=seed)
             if isinstance(prompts, dialogues.Dialogues):
                 return _turns(prompts, spec, starts_s)
             if isinstance(prompts, sources.TracePrompts):

@@ -13,13 +13,18 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
 
+def arrivals(rate_per_s, process="poisson", *, seed=0, num_requests=None, duration_s=None, **of_load):
+    load = Load(rate_per_s=rate_per_s, arrivals=process, **of_load)
+    return arrival_times_s(load, seed=seed, num_requests=num_requests, duration_s=duration_s)
+
+
 def test_constant_arrivals_are_one_over_the_rate_apart():
-    assert list(arrival_times_s(4.0, process="constant", seed=0, num_requests=4)) == [0.0, 0.25, 0.5, 0.75]
+    assert list(arrivals(4.0, "constant", num_requests=4)) == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_poisson_gaps_have_the_mean_and_the_spread_of_an_exponential():
     """Mean and standard deviation of an exponential both equal 1 / rate; 3 sigma of 20,000."""
-    times = list(arrival_times_s(5.0, process="poisson", seed=3, num_requests=20_000))
+    times = list(arrivals(5.0, seed=3, num_requests=20_000))
     gaps = [b - a for a, b in itertools.pairwise([0.0, *times])]
     bound = 3 * 0.2 / math.sqrt(len(gaps))
     assert statistics.fmean(gaps) == pytest.approx(0.2, abs=bound)
@@ -28,14 +33,14 @@ def test_poisson_gaps_have_the_mean_and_the_spread_of_an_exponential():
 
 def test_one_seed_gives_one_sequence():
     def draw(seed):
-        return list(arrival_times_s(5.0, process="poisson", seed=seed, num_requests=5))
+        return list(arrivals(5.0, seed=seed, num_requests=5))
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
 
 
 def test_arrivals_end_before_the_duration():
-    times = list(arrival_times_s(10.0, process="constant", seed=0, duration_s=1.0))
+    times = list(arrivals(10.0, "constant", duration_s=1.0))
     assert len(times) == 10
     assert times[-1] == pytest.approx(0.9)
 
@@ -85,15 +90,15 @@ def test_a_request_asks_and_gets_at_least_one_token():
         PlannedRequest(3, 0.0, 0, 1)
 
 
-def _gaps(**options):
-    times = list(arrival_times_s(2.0, seed=1, num_requests=40_000, **options))
+def _gaps(process, burstiness):
+    times = list(arrivals(2.0, process, seed=1, num_requests=40_000, burstiness=burstiness))
     return [b - a for a, b in zip([0.0, *times], times, strict=False)]
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_gamma_gaps_have_the_rate_and_the_spread_that_were_asked_for(burstiness):
     """Mean 1 / rate, and a coefficient of variation of burstiness ** -0.5."""
-    gaps = _gaps(process="gamma", burstiness=burstiness)
+    gaps = _gaps("gamma", burstiness)
     mean = statistics.fmean(gaps)
     assert mean == pytest.approx(0.5, rel=0.03)
     assert statistics.pstdev(gaps) / mean == pytest.approx(burstiness**-0.5, rel=0.03)
@@ -101,7 +106,7 @@ def test_gamma_gaps_have_the_rate_and_the_spread_that_were_asked_for(burstiness)
 
 def test_a_ramp_sends_half_of_what_a_steady_rate_would():
     """Over a ramp of 100 s at 2 req/s: 100 requests by 100 s, 25 by 50 s, then one each 0.5 s."""
-    times = list(arrival_times_s(2.0, process="constant", seed=0, num_requests=300, ramp_s=100.0))
+    times = list(arrivals(2.0, "constant", num_requests=300, ramp_s=100.0))
     assert sum(time < 50 for time in times) == 25
     assert sum(time < 100 for time in times) == 100
     assert times[201] - times[200] == pytest.approx(0.5)
@@ -109,6 +114,6 @@ def test_a_ramp_sends_half_of_what_a_steady_rate_would():
 
 
 def test_without_a_ramp_nothing_changes():
-    plain = list(arrival_times_s(2.0, process="poisson", seed=3, num_requests=50))
-    ramped = list(arrival_times_s(2.0, process="poisson", seed=3, num_requests=50, ramp_s=0.0))
+    plain = list(arrivals(2.0, seed=3, num_requests=50))
+    ramped = list(arrivals(2.0, seed=3, num_requests=50, ramp_s=0.0))
     assert plain == ramped

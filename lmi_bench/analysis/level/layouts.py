@@ -21,6 +21,7 @@ from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance, joined
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import JsonValue, key_of
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
@@ -252,13 +253,7 @@ class CopyPlan:
         """`simulate` without its records, and many times faster: of an open loop, or of users who
         begin at this rate."""
         burstiness, draw = self.workload.burstiness, self.workload.requests(seed)
-        arrivals_s = arrival_times_s(
-            rate_per_s,
-            process="poisson" if burstiness >= 1 else "gamma",
-            seed=seed,
-            num_requests=number,
-            burstiness=burstiness,
-        )
+        load = Load(rate_per_s=rate_per_s, arrivals="poisson" if burstiness >= 1 else "gamma", burstiness=burstiness)
         requests = list(islice(cycle(self.lengths), number))
         if not requests:
             planned = map(draw, range(number)) if self.workload.kinds else [draw(0)] * number
@@ -268,7 +263,7 @@ class CopyPlan:
         return follow(
             steady.model,
             self.config,
-            users or list(arrivals_s),
+            users or list(arrival_times_s(load, seed=seed, num_requests=number)),
             requests,
             overhead_s=steady.overhead_s,
             shared_tokens=self.shared_tokens,

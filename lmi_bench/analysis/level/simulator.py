@@ -78,15 +78,8 @@ def starts_s(spec: LevelSpec, requests: Requests, seed: int, spacing_s: float) -
         recorded = (requests(number).arrival_s for number in range(spec.num_requests or 0))
         limit_s = math.inf if spec.duration_s is None else spec.duration_s
         return takewhile(lambda at_s: at_s < limit_s, recorded)
-    return arrival_times_s(
-        spec.rate_per_s,
-        process=spec.load.arrivals,
-        seed=seed + spec.repeat,
-        num_requests=spec.num_requests,
-        duration_s=spec.duration_s,
-        burstiness=spec.load.burstiness,
-        ramp_s=spec.load.ramp_s,
-    )
+    seed += spec.repeat
+    return arrival_times_s(spec.load, seed=seed, num_requests=spec.num_requests, duration_s=spec.duration_s)
 
 
 @dataclass(slots=True, eq=False)

@@ -297,17 +297,8 @@ class LevelRunner:
     def _times(self, count: int | None) -> Iterator[float]:
         """When an open loop's requests or conversations are due, after the level's start."""
         spec = self._spec
-        if spec.rate_per_s is None:
-            raise ValueError("an open loop needs a rate")
-        return arrival_times_s(
-            spec.rate_per_s,
-            process=spec.load.arrivals,
-            seed=self.order.seed + spec.repeat,
-            num_requests=count,
-            duration_s=spec.duration_s,
-            burstiness=spec.load.burstiness,
-            ramp_s=spec.load.ramp_s,
-        )
+        seed = self.order.seed + spec.repeat
+        return arrival_times_s(spec.load, seed=seed, num_requests=count, duration_s=spec.duration_s)
 
     def _ended(self, measured: Measured) -> bool:
         """Count a request that ended; False when a rule ends the level."""

@@ -44,7 +44,7 @@ def test_random_arrivals_meet_the_same_times_as_in_the_scheduler(profile, name, 
         model,
         seed=4,
     )
-    arrivals = list(arrival_times_s(rate, process="poisson", seed=4, num_requests=150, duration_s=None))
+    arrivals = list(arrival_times_s(Load(rate_per_s=rate), seed=4, num_requests=150))
     run = follow(model.pricer(), config, arrivals, [(256, 64)] * 150)
     seen_ttft = [r.token_times_s[0] - r.due_s for r in level.records]
     seen_e2e = [r.token_times_s[-1] - r.due_s for r in level.records]
