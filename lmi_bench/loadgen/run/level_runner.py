@@ -249,8 +249,7 @@ class LevelRunner:
         """This process's conversations: every `of`-th of them, whole."""
         spec, source, share = self._spec, self.prompts, self._share
         spacing_s = self.order.spacing_s
-        if not isinstance(source, Dialogues | AgentSessions):
-            raise ValueError("a level of conversations needs dialogues, not single prompts")
+        assert isinstance(source, Dialogues | AgentSessions)  # as the level's load
         loop = SessionLoop(
             self._sender(self.target.send, self._max_in_flight),
             start_s=self._start_s,
@@ -258,18 +257,13 @@ class LevelRunner:
             on_ended=self._ended,
         )
         self._stop = loop.stop
-        closed = spec.concurrency is not None
-        times = itertools.repeat(0.0) if closed else self._times(spec.num_sessions)
-        share_times = itertools.islice(times, share.index, None, share.of)
-        planned = (
-            (functools.partial(source.begin, spec, session, first), at_s)
-            for (session, first), at_s in zip(self._session_numbers(), share_times, strict=False)
-        )
-        if closed:
+        begins = (functools.partial(source.begin, spec, session, first) for session, first in self._session_numbers())
+        if spec.concurrency is not None:
             return await loop.run_closed(
-                planned, self._users, first_s=share.index * spacing_s, spacing_s=share.of * spacing_s
+                begins, self._users, first_s=share.index * spacing_s, spacing_s=share.of * spacing_s
             )
-        return await loop.run_open(planned, max_sessions=spec.max_sessions)
+        times = itertools.islice(self._times(spec.num_sessions), share.index, None, share.of)
+        return await loop.run_open(zip(begins, times, strict=False), spec.max_sessions)
 
     def _session_numbers(self) -> Iterator[tuple[int, int]]:
         """This process's sessions: their numbers, and those of their first requests."""

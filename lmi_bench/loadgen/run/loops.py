@@ -105,8 +105,7 @@ async def stopped_before(stop: asyncio.Event, delay_s: float) -> bool:
     return stop.is_set()
 
 
-PlannedSession = tuple[Callable[[], Talk], float]
-"""Begins a conversation, which may begin so many seconds after the level's start."""
+Begin = Callable[[], Talk]  # begins a conversation
 
 
 @dataclass(eq=False)
@@ -133,7 +132,7 @@ class SessionLoop:
         self._stop.set()
 
     async def run_closed(
-        self, sessions: Iterable[PlannedSession], users: int, *, first_s: float = 0.0, spacing_s: float = 0.0
+        self, sessions: Iterable[Begin], users: int, *, first_s: float, spacing_s: float
     ) -> list[Measured]:
         """Let each user hold one conversation after another.
 
@@ -144,7 +143,7 @@ class SessionLoop:
         async def user(number: int) -> None:
             due_s = self.start_s + first_s + number * spacing_s
             while not self._stop.is_set() and due_s < self._end_s:
-                begin, _ = next(supply, (None, 0.0))
+                begin = next(supply, None)
                 if begin is None:
                     return
                 due_s = await self._converse(begin(), due_s)
@@ -154,12 +153,12 @@ class SessionLoop:
                 group.create_task(user(number))
         return self._in_order()
 
-    async def run_open(self, sessions: Iterable[PlannedSession], *, max_sessions: int | None = None) -> list[Measured]:
-        """Begin each conversation when it is due, at most `max_sessions` at once."""
+    async def run_open(self, sessions: Iterable[tuple[Begin, float]], max_sessions: int | None) -> list[Measured]:
+        """Begin each so many seconds after the level's start, at most `max_sessions` at once."""
         loop = asyncio.get_running_loop()
         gate = contextlib.nullcontext() if max_sessions is None else asyncio.Semaphore(max_sessions)
 
-        async def one(begin: Callable[[], Talk], due_s: float) -> None:
+        async def one(begin: Begin, due_s: float) -> None:
             async with gate:
                 await self._converse(begin(), due_s, held_s=max(0.0, loop.time() - due_s))
 
