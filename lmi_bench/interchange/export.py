@@ -25,37 +25,19 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.templates import filled, read_template
 from lmi_bench.core.durable import write_inside
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import LATENCY_KEY, STATISTICS, Level, Metric, Statistics
+from lmi_bench.core.level import LATENCY_KEY, QUANTILES, STATISTICS, Level, Metric, Statistics
+from lmi_bench.core.level import METRICS as ALL_METRICS
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import s_to_ms
 
 _FILE = "interchange/llm_d.yaml"
-_STATISTICS = {
-    "mean": "mean",
-    "std": "stddev",
-    "min": "min",
-    "p50": "p50",
-    "p90": "p90",
-    "p95": "p95",
-    "p99": "p99",
-    "max": "max",
-}
-
-
+_LLM_D_STATISTICS = ("mean", "std", "min", *QUANTILES, "max")
 _COPIED_FIELDS = (
     *("valid", "stopped_by", "requests", "errors", "wall_s"),
     *("total_throughput_tokens_per_s", "request_throughput_per_s"),
 )
-METRICS: tuple[Metric, ...] = (
-    "ttft",
-    "ttft_from_sent",
-    "dispatch_delay",
-    "itl",
-    "tpot",
-    "e2e",
-    "e2e_from_sent",
-    "latency_per_token",
-)
+_OF_SOME_REQUESTS: tuple[Metric, ...] = ("ttft_answer", "connect", "tls")
+METRICS: tuple[Metric, ...] = tuple(each for each in ALL_METRICS if each not in _OF_SOME_REQUESTS)
 _OF_A_REQUEST: tuple[Metric, ...] = ("ttft", "tpot", "e2e", "latency_per_token")
 
 
@@ -275,8 +257,8 @@ def _result_values(line: Level) -> dict[str, Any]:
 
 
 def _statistics(found: Statistics, units: str) -> dict[str, Any]:
-    values = ((theirs, found.value(ours)) for ours, theirs in _STATISTICS.items())
-    kept = {name: value for name, value in values if value is not None and math.isfinite(value)}
+    values = {"stddev" if name == "std" else name: found.value(name) for name in _LLM_D_STATISTICS}
+    kept = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
     return {"units": units, **kept}
 
 
