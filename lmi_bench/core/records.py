@@ -267,8 +267,6 @@ class StoredRecords(Sequence[RequestRecord]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def _ns(seconds: float) -> float:
     """Round to the nanosecond: finer digits are noise and triple the size of the file."""
