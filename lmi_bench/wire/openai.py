@@ -28,15 +28,7 @@ class _OpenAiFormat(SseFormat):
     def event(self, reply: dict[str, Any]) -> WireEvent:
         if reply.get("error") or reply.get("object") == "error":
             return error_event(reply)
-        usage = reply.get("usage") or {}
-        counts: dict[str, Any] = {
-            "model": reply.get("model"),
-            "input_tokens": usage.get("prompt_tokens"),
-            "output_tokens": usage.get("completion_tokens"),
-            "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-            "reasoning_tokens": (usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
-            **stages_ms(reply),
-        }
+        counts = counts_of(reply, "prompt_tokens", "completion_tokens")
         choices = reply["choices"]
         if choices is None and reply.get("usage") is None:
             raise TypeError("neither choices nor usage")
@@ -44,7 +36,7 @@ class _OpenAiFormat(SseFormat):
             return WireEvent(**counts)
         choice = choices[0]
         unstreamed = "message" in choice or (
-            reply.get("object") == "text_completion" and choice.get("finish_reason") and usage
+            reply.get("object") == "text_completion" and choice.get("finish_reason") and reply.get("usage")
         )
         token_ids = choice.get("token_ids")
         thought, text = _choice_text(choice)
@@ -136,10 +128,16 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
     return fields
 
 
-def stages_ms(reply: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM --enable-per-request-metrics; its TTFT begins when the request is scheduled."""
-    metrics = reply.get("metrics") or {}
+def counts_of(reply: dict[str, Any], asked: str, answered: str) -> dict[str, Any]:
+    """Who answers, the counts under the API's own names, and the times of vLLM's option
+    --enable-per-request-metrics; its TTFT begins when the request is scheduled."""
+    usage, metrics = reply.get("usage") or {}, reply.get("metrics") or {}
     return {
+        "model": reply.get("model"),
+        "input_tokens": usage.get(asked),
+        "output_tokens": usage.get(answered),
+        "cached_tokens": (usage.get(f"{asked}_details") or {}).get("cached_tokens"),
+        "reasoning_tokens": (usage.get(f"{answered}_details") or {}).get("reasoning_tokens"),
         "queue_ms": _time_ms(metrics.get("queue_time_ms")),
         "prefill_ms": _time_ms(metrics.get("time_to_first_token_ms")),
     }

@@ -14,7 +14,7 @@ import orjson
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
 from lmi_bench.wire.json_format import SseFormat, error_event
-from lmi_bench.wire.openai import stages_ms
+from lmi_bench.wire.openai import counts_of
 
 LEAST_TOKENS: Final = 16
 _LAST: Final = ("response.completed", "response.incomplete")
@@ -56,18 +56,9 @@ class ResponsesFormat(SseFormat):
 
 def _last(response: dict[str, Any], **more: Any) -> WireEvent:
     """The end of a response, with its counts and why it ended."""
-    usage, incomplete = response.get("usage") or {}, response.get("incomplete_details") or {}
-    return WireEvent(
-        finish_reason=incomplete.get("reason") or response.get("status"),
-        model=response.get("model"),
-        end=True,
-        input_tokens=usage.get("input_tokens"),
-        output_tokens=usage.get("output_tokens"),
-        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
-        reasoning_tokens=(usage.get("output_tokens_details") or {}).get("reasoning_tokens"),
-        **stages_ms(response),
-        **more,
-    )
+    incomplete = response.get("incomplete_details") or {}
+    reason = incomplete.get("reason") or response.get("status")
+    return WireEvent(finish_reason=reason, end=True, **counts_of(response, "input_tokens", "output_tokens"), **more)
 
 
 def _parts(items: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
