@@ -29,6 +29,7 @@ from lmi_bench.interchange.traffic_rows import (
     LogFile,
     as_number,
     as_object,
+    field_at,
     filled,
     mapped,
     request_line,
@@ -207,7 +208,7 @@ def _requests(log: LogFile, rows: pd.DataFrame) -> pd.DataFrame:
     log.left_out.update(rows["why"][rows["why"] != ""])
     found = rows[rows["why"] == ""]
     for kind, name in log.given.items():
-        if not log.seen[kind] and (len(found) or log.at(log.first, kind) is None):
+        if not log.seen[kind] and (len(found) or field_at(log.first, name) is None):
             raise InputError(f"--fields {kind}={name}: no line of {log.path} has it; its fields: {log.described()}")
     if found.empty:
         raise InputError(

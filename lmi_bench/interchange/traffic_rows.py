@@ -218,15 +218,11 @@ class LogFile:
         kinds: dict[str, list[str]] = {}
         for *_, kind, name in sorted(ranked):
             kinds.setdefault(kind, []).append(name)
-        for kind in self.given:
+        for kind, wanted in self.given.items():
             name = f"--fields {kind}"
-            kinds[kind], frame[name] = [name], [self.at(row, kind) for row in rows]
+            kinds[kind], frame[name] = [name], [field_at(row, wanted) for row in rows]
             self.seen[kind] += int(frame[name].replace("", None).count())
         return Columns(frame, kinds, self.given)
-
-    def at(self, row: Mapping[str, Any], kind: str) -> Any:
-        """The value under the name that the user gave for this kind."""
-        return _at(row, self.given[kind])
 
     def described(self) -> str:
         """The fields of the first row, for a message."""
@@ -361,12 +357,13 @@ def _lines(path: Path, text: IO[str], raw: IO[bytes], *, packed: bool) -> Iterat
         yield line
 
 
-def _at(row: Mapping[str, Any], path: str) -> Any:
+def field_at(row: Mapping[str, Any], path: str) -> Any:
+    """The value under a name, or inside objects under a name with dots; None without one."""
     if path in row:
         return row[path]
     head, _, rest = path.partition(".")
     inner = as_object(row.get(head))
-    return _at(inner, rest) if rest and isinstance(inner, Mapping) else None
+    return field_at(inner, rest) if rest and isinstance(inner, Mapping) else None
 
 
 def _leaves(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
