@@ -121,10 +121,8 @@ class Connection:
         self.sent_by_ns = 0
         self.reads: Sequence[Read] = self._reads
         self.reusable = True
-        self._kept = receiver.add_kept(self, None if tls is None else tls.session)
+        self._kept = receiver.add(self, None if tls is None else tls.session)
         self.native = self._kept is not None
-        if not self.native:
-            receiver.add(self)
 
     def start(self, request: bytes, *, most_bytes: int | None = None) -> tuple[int, asyncio.Future[None]]:
         """Send a request; gives the time just before it left and a future of the response's end.

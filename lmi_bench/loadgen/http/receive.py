@@ -73,10 +73,17 @@ if sys.platform == "linux":
             """Look for data at least this often, so that what is read arrived within the tick."""
             self._tick_s = tick_s
 
-        def add(self, stream: Stream) -> None:
-            """Read this socket from now on."""
-            self._streams[stream.fd] = stream
-            self._epoll.register(stream.fd, select.EPOLLIN)
+        def add(self, stream: Stream, session: ssl.SSLObject | None = None) -> KeptStream | None:
+            """Read this socket, or its TLS session, from now on. Gives what is kept if that is done
+            natively, else None. The caller holds the session until `remove`."""
+            if self._native is None or (session is not None and native_tls.why_not()):
+                self._streams[stream.fd] = stream
+                self._epoll.register(stream.fd, select.EPOLLIN)
+                return None
+            kept = self._native.add(stream.fd, session)
+            self._kept[stream.fd] = stream
+            self._epoll.register(stream.fd, native_harvest.WATCHED)
+            return kept
 
         def remove(self, stream: Stream) -> None:
             """Stop; the socket is about to be closed."""
@@ -88,19 +95,9 @@ if sys.platform == "linux":
                 self._native.remove(fd)
 
         def use_native(self, library: Path) -> None:
-            """Let the native receiver read for streams that are `kept`."""
+            """Let the native receiver read for the streams that are added from now on."""
             if self._native is None:
                 self._native = NativeHarvester(library, self._epoll_fd)
-
-        def add_kept(self, stream: Stream, session: ssl.SSLObject | None = None) -> KeptStream | None:
-            """Read this socket, or its TLS session, natively from now on; None: impossible here, `add`
-            it. The caller holds the session until `remove`."""
-            if self._native is None or (session is not None and native_tls.why_not()):
-                return None
-            kept = self._native.add(stream.fd, session)
-            self._kept[stream.fd] = stream
-            self._epoll.register(stream.fd, native_harvest.WATCHED)
-            return kept
 
         def want_write(self, stream: Stream, wanted: bool) -> None:
             """Call `on_writable` when the stream can write again, or stop doing so."""
@@ -191,7 +188,7 @@ class LoopReceiver:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: Stream, session: ssl.SSLObject | None = None) -> None:
         """Read this socket from now on."""
         self._loop.add_reader(stream.fd, stream.on_readable, 0)
 
@@ -209,9 +206,6 @@ class LoopReceiver:
 
     def use_native(self, library: Path) -> None:
         """Nothing: the native receiver needs a selector of its own."""
-
-    def add_kept(self, stream: Stream, session: ssl.SSLObject | None = None) -> None:
-        """None: impossible here, `add` it."""
 
     def look_every(self, tick_s: float | None) -> None:
         """Nothing: the loop looks when it likes."""
