@@ -47,12 +47,6 @@ class Watched:
     devices: int | None = None
     cores: int | None = None
 
-    @property
-    def dimensions(self) -> dict[str, str]:
-        if self.component is not None:
-            return {"InferenceComponentName": self.component}
-        return {"EndpointName": self.endpoint_name, "VariantName": self.variant}
-
 
 def timed_levels(lines: Sequence[Level]) -> list[Level]:
     """The levels whose start and end by the wall clock are known."""
@@ -75,12 +69,14 @@ def read_levels(client: Any, watched: Watched, lines: Sequence[Level]) -> list[C
 
 def _series(client: Any, watched: Watched, minutes: Collection[datetime]) -> dict[str, Series]:
     """Values by minute of each query, over all levels."""
-    dimensions = [{"Name": name, "Value": value} for name, value in watched.dimensions.items()]
-
-    hardware = f"/aws/sagemaker/{'InferenceComponents' if watched.component else 'Endpoints'}"
+    if watched.component is None:
+        kind, whose = "Endpoints", {"EndpointName": watched.endpoint_name, "VariantName": watched.variant}
+    else:
+        kind, whose = "InferenceComponents", {"InferenceComponentName": watched.component}
+    dimensions = [{"Name": name, "Value": value} for name, value in whose.items()]
 
     def query(name: str, metric: str, statistic: str) -> dict[str, Any]:
-        namespace = hardware if name in _SHARES else _INVOCATIONS
+        namespace = f"/aws/sagemaker/{kind}" if name in _SHARES else _INVOCATIONS
         of = {"Namespace": namespace, "MetricName": metric, "Dimensions": dimensions}
         period_s = int(PERIOD.total_seconds())
         return {"Id": name, "MetricStat": {"Metric": of, "Period": period_s, "Stat": statistic}}
