@@ -21,7 +21,7 @@ from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_par
 from lmi_bench.loadgen.run.loops import SessionLoop, run_closed_loop, run_open_loop
 from lmi_bench.loadgen.run.self_check import LoopWatch
 from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
-from lmi_bench.loadgen.run.target import Resolved, Send, Target
+from lmi_bench.loadgen.run.target import Resolved, Target
 
 PREPARED_REQUESTS = 16_384
 PREPARED_TOKENS = 4_000_000
@@ -116,7 +116,8 @@ class LevelRunner:
         self._resolved = Resolved(self.target)
         self._is_decided = None if rules.watch is None else rules.watch(spec)
         self.watch = LoopWatch()
-        self._guard = StallGuard() if order.timeout_s is None else None
+        guard = StallGuard() if order.timeout_s is None else None
+        self._sender = functools.partial(Sender, timeout_s=order.timeout_s, guard=guard)
         limits = [n for n in (spec.max_in_flight, self._resolved.max_connections) if n]
         self._max_in_flight = min(limits, default=None)
         self._num_requests = share.num_requests(spec)
@@ -211,22 +212,18 @@ class LevelRunner:
         self._report("warm-up")
         users = max(1, min(self._connections(), len(numbers)))
         await run_closed_loop(
-            self._sender(self._resolved.send, max_in_flight=None),
+            self._sender(self._resolved.send),
             ClosedLoop(concurrency=users, num_requests=len(numbers)),
             lambda index: self.prompts.request(self._spec, -1 - numbers[index]),
             start_s=asyncio.get_running_loop().time(),
         )
-
-    def _sender(self, send: Send, max_in_flight: int | None) -> Sender:
-        timeout_s = self.order.timeout_s
-        return Sender(send, timeout_s=timeout_s, guard=self._guard, max_in_flight=max_in_flight)
 
     async def _closed(self) -> list[Measured]:
         share, spacing_s = self._share, self.order.spacing_s
         users = ClosedLoop(concurrency=self._users, num_requests=self._num_requests, duration_s=self._spec.duration_s)
         self._stop = users.stop
         return await run_closed_loop(
-            self._sender(self._resolved.send, self._max_in_flight),
+            self._sender(self._resolved.send, max_in_flight=self._max_in_flight),
             users,
             lambda index: self._request(share.number(self._spec, index)),
             start_s=self._start_s + share.index * spacing_s,
@@ -238,7 +235,7 @@ class LevelRunner:
         stop = asyncio.Event()
         self._stop = stop.set
         return await run_open_loop(
-            self._sender(self._resolved.send, self._max_in_flight),
+            self._sender(self._resolved.send, max_in_flight=self._max_in_flight),
             self._arrivals(),
             start_s=self._start_s,
             on_ended=self._ended,
@@ -251,7 +248,7 @@ class LevelRunner:
         spacing_s = self.order.spacing_s
         assert isinstance(source, Dialogues | AgentSessions)  # as the level's load
         loop = SessionLoop(
-            self._sender(self.target.send, self._max_in_flight),
+            self._sender(self.target.send, max_in_flight=self._max_in_flight),
             start_s=self._start_s,
             duration_s=spec.duration_s,
             on_ended=self._ended,
