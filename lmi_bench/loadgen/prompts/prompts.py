@@ -182,8 +182,6 @@ class SyntheticPrompts:
     corpus: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if not self.lengths:
-            raise InputError("a workload needs at least one kind of request")
         count = 0 if self.corpus is None else self.corpus[0]
         self._chances = list(accumulate(1 / rank for rank in range(1, count + 1)))
         self._lengths = self.lengths if callable(self.lengths) else _mixed(tuple(self.lengths))
