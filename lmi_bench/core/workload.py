@@ -234,7 +234,7 @@ class ClosedLoop:
 def arrival_times_s(
     load: Load, *, seed: int, num_requests: int | None = None, duration_s: float | None = None
 ) -> Iterator[float]:
-    """Seconds after the start at which an open loop's requests are due, by the load's arrivals.
+    """Seconds after the start at which an open loop's requests are due; a trace has its own.
 
     constant  the i-th is due at i / rate
     poisson   gaps are independent and exponential with mean 1 / rate; the first gap counts, too
@@ -246,16 +246,14 @@ def arrival_times_s(
 
     Ends after `num_requests` or before `duration_s`, whichever comes first.
     """
-    process, rate_per_s, ramp_s = load.arrivals, load.value, load.ramp_s
-    if process == "trace":
-        raise ValueError("a trace's requests hold their own arrival times")
+    rate_per_s, ramp_s = load.value, load.ramp_s
     draw = random.Random(seed)
     steady_s = 0.0
     index = 0
     while num_requests is None or index < num_requests:
-        if process == "constant":
+        if load.arrivals == "constant":
             steady_s = index / rate_per_s
-        elif process == "poisson":
+        elif load.arrivals == "poisson":
             steady_s += draw.expovariate(rate_per_s)
         else:
             steady_s += draw.gammavariate(load.burstiness, 1 / (rate_per_s * load.burstiness))
