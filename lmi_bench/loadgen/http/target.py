@@ -47,10 +47,6 @@ _CONNECTS_AT_ONCE = 64
 SPARE_DESCRIPTORS = 64
 
 Timestamps = Literal["kernel", "user"]
-Priority = Literal["normal", "realtime"]
-Connections = Literal["reuse", "per-request"] | int
-Sign = Callable[[bytes], Mapping[str, str]]
-"""Headers that depend on a request's body and on the time, such as its signature."""
 
 
 @dataclass(eq=False, repr=False)  # its headers may have a key
@@ -58,7 +54,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
     """One endpoint, one protocol. Use it as an async context manager or `close` it.
 
     stream      False requests answers in one piece
-    sign        called with each body just before it is sent
+    sign        gives a body's own headers, such as its signature, just before it is sent
     timestamps  "kernel" insists on the kernel's receive time, "user" does without; None takes
                 the kernel's if the host has it
     connections "reuse": one for each request in flight, reused; "per-request": a new one for each;
@@ -80,19 +76,19 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
     model: str
     headers: Mapping[str, str] | None = None
     stream: bool = True
-    sign: Sign | None = None
+    sign: Callable[[bytes], Mapping[str, str]] | None = None
     connect_timeout_s: float = 10.0
     timestamps: Timestamps | None = None
     cacert: str | None = None
     insecure: bool = False
-    connections: Connections = "reuse"
+    connections: Literal["reuse", "per-request"] | int = "reuse"
     first_token_timeout_s: float | None = None
     native: Path | None = None
     count_tokens: Callable[[str], int] | None = None
     adapters: Mapping[str, float] | None = None
     seed: int = 0
     session_header: str | None = None
-    priority: Priority | None = None
+    priority: Literal["normal", "realtime"] | None = None
 
     def __post_init__(self) -> None:
         self.endpoint = parse_endpoint(self.url, self.wire_format)
