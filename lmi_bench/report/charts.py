@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
+from lmi_bench.analysis.results.knee import LATENCY_LIMIT_MS
 from lmi_bench.catalog.tables import Row, read_rows
 from lmi_bench.core.level import LATENCY_KEY
 from lmi_bench.report.formats import number
@@ -182,7 +182,7 @@ def _series(run: tuple[Curve, str], key: tuple[str, str]) -> Series:
 
 def _limit(series: Sequence[Series]) -> Limits:
     """The latency limit of the knee, where it is near enough not to flatten the curve."""
-    limit_ms = DEFAULT_LATENCY_LIMIT_MS
+    limit_ms = LATENCY_LIMIT_MS
     near = _top(series) >= limit_ms / 3
     return ((limit_ms, f"limit {number(limit_ms)} ms/token"),) if near else ()
 

@@ -1,7 +1,7 @@
 """The knee of a sweep by four stated rules, each with an interval, and the one to run at.
 
-latency_limit  highest level whose ms/token p90 is at most 100 (or the limit given), with a TTFT
-               p90 of at most 10 s: beyond it a person's attention is lost (Nielsen 1993)
+latency_limit  highest level whose ms/token p90 is at most 100, with a TTFT p90 of at most 10 s:
+               beyond it a person's attention is lost (Nielsen 1993)
 half_latency   highest level whose ms/token is at most twice that of the lowest level
 kneedle        where throughput over log2(load), smoothed by a saturating curve, bends most
 theory         min(B_max, B*): sequences the KV cache holds, batch at which compute binds
@@ -29,7 +29,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.units import ms_to_s
 
 KNEE_RULES = ("latency_limit", "half_latency", "kneedle", "theory")
-DEFAULT_LATENCY_LIMIT_MS = 100.0
+LATENCY_LIMIT_MS = 100.0
 _RESAMPLES = 400
 _REPEAT_SPREAD = 1.02  # published levels repeat within 2 % of throughput
 _MIN_LEVELS = 3
@@ -51,12 +51,7 @@ _Found = tuple[_Rule, int | None, str]
 
 
 def find_knees(
-    levels: Sequence[Level],
-    *,
-    records: Sequence[Sequence[RequestRecord]] | None = None,
-    facts: KneeFacts | None = None,
-    latency_limit_ms: float = DEFAULT_LATENCY_LIMIT_MS,
-    seed: int = 0,
+    levels: Sequence[Level], *, records: Sequence[Sequence[RequestRecord]] | None = None, facts: KneeFacts | None = None
 ) -> list[Knee]:
     """The knee of a sweep by each rule, in the order of KNEE_RULES; one is recommended if any is.
 
@@ -64,17 +59,17 @@ def find_knees(
     """
     facts = facts or KneeFacts()
     curve = sweep_curve(levels, records)
-    findings = (_latency_limit(curve, latency_limit_ms), _half_latency(curve), _kneedle(curve))
-    knees = [_knee(name, found, curve, facts, seed) for name, found in zip(KNEE_RULES, findings, strict=False)]
+    findings = (_latency_limit(curve), _half_latency(curve), _kneedle(curve))
+    knees = [_knee(name, found, curve, facts) for name, found in zip(KNEE_RULES, findings, strict=False)]
     return _recommend([*knees, _theory(curve, facts)], curve)
 
 
-def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Found:
+def _latency_limit(curve: SweepCurve) -> _Found:
     points = curve.usable
     prompt = np.array([not _starts_late(point) for point in points])
 
     def rule(latency: FloatArray, _: FloatArray) -> int | None:
-        passing = np.flatnonzero((latency <= limit_ms) & prompt)
+        passing = np.flatnonzero((latency <= LATENCY_LIMIT_MS) & prompt)
         return int(passing[-1]) if passing.size else None
 
     if not points:
@@ -83,7 +78,7 @@ def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Found:
     if points[0].line.is_tokenless:
         return rule, None, say("no tokens")
     found = "over the limit" if index is None else "within the limit"
-    shown = {"limit_ms": limit_ms, "ttft_s": ms_to_s(TTFT_LIMIT_MS)}
+    shown = {"limit_ms": LATENCY_LIMIT_MS, "ttft_s": ms_to_s(TTFT_LIMIT_MS)}
     return rule, index, say(found, latency=_latency_text(points[index or 0]), **shown)
 
 
@@ -227,13 +222,13 @@ def _measured(rule: _Rule, points: Sequence[LevelPoint]) -> int | None:
     return rule(known, _throughputs(points))
 
 
-def _knee(name: str, found: _Found, curve: SweepCurve, facts: KneeFacts, seed: int) -> Knee:
+def _knee(name: str, found: _Found, curve: SweepCurve, facts: KneeFacts) -> Knee:
     """The knee of a rule with its interval and its cause, or why the rule finds none."""
     rule, index, why = found
     if index is None:
         return Knee(name, curve.axis, why=why)
     load = curve.usable[index].load
-    drawn_low, drawn_high, how = _interval(rule, curve.usable, index, seed)
+    drawn_low, drawn_high, how = _interval(rule, curve.usable, index)
     beyond = curve.beyond(load)
     before, after = _neighbours(curve.usable, index)
     low = min(drawn_low, before) if name == "kneedle" else drawn_low
@@ -247,11 +242,11 @@ def _knee(name: str, found: _Found, curve: SweepCurve, facts: KneeFacts, seed: i
     return knee.at(load, low, high)
 
 
-def _interval(rule: _Rule, points: Sequence[LevelPoint], index: int, seed: int) -> tuple[float, float, str]:
+def _interval(rule: _Rule, points: Sequence[LevelPoint], index: int) -> tuple[float, float, str]:
     """Interval of the knee's load, and how it was found."""
     if any(point.requests is None for point in points):
         return *_neighbours(points, index), "interval: neighbouring levels"
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = [_resample(point, rng) for point in points]
     latencies, throughputs = (np.array(each).T for each in zip(*drawn, strict=True))
     found = [rule(*row) for row in zip(latencies, throughputs, strict=True)]

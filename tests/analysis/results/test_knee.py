@@ -330,8 +330,8 @@ def test_no_level_at_all_gives_no_knee_and_no_crash():
 
 
 def test_one_knee_is_recommended_and_it_is_the_lower_of_limit_and_bend():
-    """p4d: the limit allows 256, the curve bends at 256 too; a limit of 50 ms binds at 64."""
-    knees = find_knees(levels(P4D_24XLARGE), latency_limit_ms=50)
+    """p4d: the limit allows 256, the curve bends at 256 too; with twice the latency it binds at 64."""
+    knees = find_knees(levels([(users, rate, 2 * p90_ms) for users, rate, p90_ms in P4D_24XLARGE]))
     recommended = [knee for knee in knees if knee.recommended]
     assert [(knee.rule, knee.load) for knee in recommended] == [("latency_limit", 64)]
     assert "binds before the curve bends" in recommended[0].why
