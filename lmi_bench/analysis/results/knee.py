@@ -154,8 +154,6 @@ def kneedle_index(x: FloatArray, y: FloatArray) -> int | None:
     A curve that never rises above its chord (throughput still grows as fast as the load), or
     whose maximum is at an end, has no knee.
     """
-    if len(x) < 3:
-        return None
     rise = float(y.max() - y[0])
     if rise <= 0:
         return None
