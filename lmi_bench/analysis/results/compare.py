@@ -32,7 +32,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 
 Verdict = Literal["faster", "slower", "no difference", "unknown"]
-Key = tuple[int, int]  # attempt, request
+Key = tuple[int | None, int, int]  # seed, attempt, request: with equal ones it is the same request
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
@@ -107,8 +107,8 @@ class _Side:
     def attempts(self) -> list[Columns]:
         """The requests of each attempt."""
         found: list[list[RequestRecord]] = [[] for _ in self.walls_s]
-        for (attempt, _), record in self.records.items():
-            found[attempt if attempt >= 0 else -1 - attempt].append(record)
+        for (_, attempt, _), record in self.records.items():
+            found[attempt].append(record)
         return list(map(columns_of, found))
 
     def counted(self) -> "_Side":
@@ -136,10 +136,6 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
             + "; ".join(differences)
         )
     left, right = _sides(a), _sides(b)
-    if not are_paired(a, b):
-        for key, side in right.items():  # under keys that no other run has
-            own = {(-1 - attempt, name): r for (attempt, name), r in side.records.items()}
-            right[key] = replace(side, records=own)
     common = sorted(set(left) & set(right))
     if not common:
         raise InputError(
@@ -239,13 +235,13 @@ def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:
 
 
 def _sides(run: Run) -> dict[tuple[str, float], _Side]:
-    left_out, sides = set_aside(run.levels), {}
+    left_out, sides, seed = set_aside(run.levels), {}, run.manifest.scenario.seed
     for key, places in by_load(run.levels).items():
         kept = [i for i in places if run.levels[i].valid and i not in left_out]
         if not kept:
             continue
         attempts = [run.records[i] for i in kept]
-        answered = {(attempt, r.request_id): r for attempt, sent in enumerate(attempts) for r in sent if r.ok}
+        answered = {(seed, attempt, r.request_id): r for attempt, sent in enumerate(attempts) for r in sent if r.ok}
         walls_s = [columns_of(each).wall_s for each in attempts]
         sides[key] = _Side(key[0] == "rate_per_s", answered, walls_s)
     return sides
@@ -286,7 +282,7 @@ def _compare_throughput(blank: Difference, a: _Side, b: _Side, rng: np.random.Ge
         e2e = np.nan_to_num(side.columns.each_s(open_loop=False)["e2e"])
         if side.open_loop:
             slots = np.flatnonzero(np.bincount(chosen.ravel()))  # what is drawn from, in order
-            attempts = np.array([attempt for attempt, _ in side.records])[slots]
+            attempts = np.array([attempt for _, attempt, _ in side.records])[slots]
             starts = np.flatnonzero(np.diff(attempts, prepend=math.inf))
             ends_s = side.columns.sent_s[slots] + np.vstack([e2e[slots], e2e[chosen]])
             last_s = np.maximum.reduceat(ends_s, starts, axis=1).sum(axis=1)
