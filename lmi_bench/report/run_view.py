@@ -10,7 +10,7 @@ from lmi_bench.analysis.fit.from_run import level_uncertainties
 from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty, metric_of
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
-from lmi_bench.analysis.results.repeats import pooled_attempts
+from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee, recommended_knee
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
@@ -33,20 +33,20 @@ CHART_METRICS: tuple[Metric, ...] = ("latency_per_token", "ttft", "itl", "e2e")
 
 def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     """Everything the report says about one run."""
-    pooled, pooled_records = pooled_attempts(run.levels, run.records or [])
-    records = pooled_records or None
-    curve = sweep_curve(pooled, records)
+    pooled = pooled_run(run)
+    curve = sweep_curve(pooled.levels, pooled.records)
     axis = curve.axis
-    lines = sorted(pooled, key=lambda line: (line.load.on(axis) or 0, line.attempt))
-    knees = find_knees(pooled, records=records) if run.knees is None else run.knees
+    pairs = sorted(
+        zip(pooled.levels, pooled.records, strict=True), key=lambda pair: (pair[0].load.on(axis) or 0, pair[0].attempt)
+    )
+    lines, records = [line for line, _ in pairs], [kept for _, kept in pairs]
+    knees = find_knees(pooled.levels, records=pooled.records) if run.knees is None else run.knees
     chosen = recommended_knee(knees)
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
     scenario = run.manifest.scenario
-    by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
-    kept = [by_line.get(id(line), ()) for line in lines] if records else None
     slos = levels.readable_slos(scenario.slo)
-    sure = dict(zip(map(id, pooled), level_uncertainties(run, pooled), strict=True))
-    verdict = search_headline(run.slo_answer) or slo_headline(lines, kept, slos)
+    sure = dict(zip(map(id, pooled.levels), level_uncertainties(run, pooled.levels), strict=True))
+    verdict = search_headline(run.slo_answer) or slo_headline(lines, records, slos)
     between = _intervals(sure)
     headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve, between))
     more = (table(axis, lines) for table in extras.TABLES)
@@ -54,13 +54,13 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     as_yaml = yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return RunView(
         anchor=anchor,
-        requests=sum(map(len, run.records or [])),
+        requests=sum(map(len, run.records)),
         subtitle=_subtitle(run.manifest),
         headlines=tuple(each for each in headlines if each is not None),
         levels=levels.levels_table(axis, lines, marked, between),
         details=levels.statistics_tables(axis, lines),
         knees=levels.knees_table(axis, knees),
-        slos=levels.slo_table(axis, lines, kept, scenario.slo, run.manifest.goodput or ()),
+        slos=levels.slo_table(axis, lines, records, scenario.slo, run.manifest.goodput or ()),
         generator=levels.generator_table(axis, lines),
         more=tuple(table for table in more if table is not None),
         warnings=tuple(check_levels(lines)),

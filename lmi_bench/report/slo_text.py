@@ -24,22 +24,21 @@ def slo_verdicts(
 
 def met_and_missed(
     levels: Sequence[Level],
-    records: Sequence[Sequence[RequestRecord]] | None,
+    records: Sequence[Sequence[RequestRecord]],
     slos: Sequence[Slo],
     *,
     failures: FailureRule = "exclude",
-) -> tuple[Level | None, Level | None]:
-    """The highest level known to meet the SLOs below the first miss, and the level of that miss.
+) -> tuple[Level | None, tuple[Level, Slo] | None]:
+    """The highest level known to meet the SLOs below the first miss, and that miss.
 
     An invalid level says nothing. One with too few requests to tell is no miss, since latency rises
     with load.
     """
     best = None
-    pairs = zip(levels, records or [()] * len(levels), strict=True)
-    for line, kept in sorted(pairs, key=lambda pair: pair[0].load.value):
+    for line, kept in sorted(zip(levels, records, strict=True), key=lambda pair: pair[0].load.value):
         verdicts = slo_verdicts(line, kept, slos, failures) if line.valid else [None]
         if False in verdicts:
-            return best, line
+            return best, (line, slos[verdicts.index(False)])
         if all(verdicts):
             best = line
     return best, None
@@ -47,7 +46,7 @@ def met_and_missed(
 
 def slo_headline(
     lines: Sequence[Level],
-    records: Sequence[Sequence[RequestRecord]] | None,
+    records: Sequence[Sequence[RequestRecord]],
     slos: Sequence[Slo],
     *,
     failures: FailureRule = "exclude",
@@ -55,23 +54,21 @@ def slo_headline(
     """The highest load of a sweep that meets every SLO, below the first miss; None if unknown."""
     if not lines or not slos:
         return None
-    met, missed = met_and_missed(lines, records, slos, failures=failures)
+    met, miss = met_and_missed(lines, records, slos, failures=failures)
     detail = ", ".join(map(str, slos))
-    if missed is not None:
-        kept = records[[line is missed for line in lines].index(True)] if records else ()
-        binding = slos[slo_verdicts(missed, kept, slos, failures).index(False)]
-        detail += f"; {missed.name} misses {binding}"
+    if miss is not None:
+        detail += f"; {miss[0].name} misses {miss[1]}"
     elif met is not None:
         detail += ": no level misses them"
     title = "Highest level within the SLOs"
     if met is not None:
-        bound = "≥ " if missed is None else ""
+        bound = "≥ " if miss is None else ""
         unit = "req/s" if met.load.is_open else "concurrent requests"
         return Headline(title, f"{bound}{met.load.value:g}", unit, detail, "good")
-    if missed is not None and missed.load.value == min(line.load.value for line in lines):
+    if miss is not None and miss[0].load.value == min(line.load.value for line in lines):
         return Headline(title, "none", "", detail, "bad")
     needed = requests_needed(slos)
-    below = "level" if missed is None else "lower level"
+    below = "level" if miss is None else "lower level"
     detail += f"; no valid {below} has the {needed} answered requests that it takes (--requests-per-level {needed})"
     return Headline(title, "not measured", "", detail, "na")
 

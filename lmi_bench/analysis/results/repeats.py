@@ -275,24 +275,18 @@ def pooled_run(run: Run) -> Run:
     """The run with the attempts at each load made one level; unchanged where each ran once.
 
     A pooled line has `attempts` and `spread`: each metric's mean, interval and cv. Attempts that
-    are invalid, or not steady, are left out unless all are (`attempts_left_out`).
+    are invalid, or not steady, are left out unless all are (`attempts_left_out`). A search's levels
+    stay apart: it repeats a load with more requests, to confirm a verdict by few. So do imported
+    ones without records.
     """
-    levels, records = pooled_attempts(run.levels, run.records)
-    return replace(run, levels=levels, records=records)
-
-
-def pooled_attempts(
-    lines: Sequence[Level], attempts: Sequence[Sequence[RequestRecord]]
-) -> tuple[list[Level], list[Sequence[RequestRecord]]]:
-    """The lines and the records of `pooled_run`. A search's levels stay apart: it repeats a load
-    with more requests, to confirm a verdict by few. So do imported ones without records."""
+    lines, attempts = run.levels, run.records
     left_out, searched = set_aside(lines), any(line.search is not None for line in lines)
     if searched:
         left_out = {place: why for place, why in left_out.items() if why == _NOT_STEADY}
     groups = by_load(lines)
     once = all(len(places) == 1 for places in groups.values())
-    if once or len(attempts) < len(lines) or (searched and not left_out):
-        return list(lines), list(attempts)
+    if once or (searched and not left_out):
+        return run
     levels, records = [], []
     for places in groups.values():
         kept = [place for place in places if place not in left_out]
@@ -302,7 +296,7 @@ def pooled_attempts(
             why = [f"{lines[i].attempt} ({left_out[i]})" for i in places if i in left_out]
             levels.append(replace(line, attempts_left_out=why) if why else line)
             records.append(pooled)
-    return levels, records
+    return replace(run, levels=levels, records=records)
 
 
 def _pool(lines: Sequence[Level], attempts: Sequence[Sequence[RequestRecord]]) -> tuple[Level, Sequence[RequestRecord]]:

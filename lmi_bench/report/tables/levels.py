@@ -31,7 +31,7 @@ TTFT_PARTS: Final = {row["key"]: row["title"] for row in COLUMNS if row["of"] ==
 """Title of each part of the mean TTFT."""
 
 Lines = Sequence[Level]
-Records = Sequence[Sequence[RequestRecord]] | None
+Records = Sequence[Sequence[RequestRecord]]
 LevelFields = Sequence[Field[Level]]
 
 
@@ -302,11 +302,11 @@ def slo_fields(
 
     limits  limits of a good request; empty: the SLOs
     """
-    kept = dict(zip(map(id, lines), records or (), strict=False))
+    kept = dict(zip(map(id, lines), records, strict=True))
 
     def met(line: Level, wanted: Sequence[Slo]) -> tuple[Cell, str]:
         """Share of the requests that meet all of these limits, and their rate per second."""
-        asked = kept.get(id(line), ())
+        asked = kept[id(line)]
         if not asked:
             return Cell(MISSING), MISSING
         found = goodput(asked, wanted, open_loop=line.load.is_open)
@@ -315,7 +315,7 @@ def slo_fields(
 
     def of_slo(slo: Slo) -> Iterator[Field[Level]]:
         def verdict(line: Level) -> Cell:
-            found = level_slo(line, kept.get(id(line), ()), slo, failures)
+            found = level_slo(line, kept[id(line)], slo, failures)
             if found.measured_ms is None or (line.valid and found.verdict != "unsupported"):
                 return _verdict_cell(found)
             return Cell(number(found.measured_ms), line.invalid_reason or found.reason or "invalid", "warn")
