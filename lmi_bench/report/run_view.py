@@ -11,7 +11,7 @@ from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty, metric_of
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_run
-from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
+from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve, work_per_s
 from lmi_bench.core.findings import Knee, recommended_knee
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
 from lmi_bench.core.load import load_name
@@ -27,7 +27,7 @@ from lmi_bench.report.values import THROUGHPUT, Band, Curve, Facts, Headline, Ru
 _PLACED = {"target", "commands", "scenario", "host", "versions"}
 _FIRST = {"created_at": "Created", "schema_version": "Schema version", "scenario_hash": "Scenario hash"}
 _Predicted = Metric | Literal["throughput"]
-_Sure = Mapping[int, Uncertainty | None]  # of each level, by its id
+_Sure = Mapping[int, Uncertainty]  # of predicted levels, by their ids
 CHART_METRICS: tuple[Metric, ...] = ("latency_per_token", "ttft", "itl", "e2e")
 
 
@@ -45,7 +45,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
     scenario = run.manifest.scenario
     slos = levels.readable_slos(scenario.slo)
-    sure = dict(zip(map(id, pooled.levels), level_uncertainties(run, pooled.levels), strict=True))
+    sure = level_uncertainties(run, pooled.levels)
     verdict = search_headline(run.slo_answer) or slo_headline(lines, records, slos)
     between = _intervals(sure)
     headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve, between))
@@ -182,18 +182,8 @@ def _curve(run: Run, label: str, curve: SweepCurve, knees: Sequence[Knee], sure:
     charted: dict[tuple[str, str], _Predicted] = {THROUGHPUT: "throughput"}
     charted |= {(LATENCY_KEY[metric], name): metric for metric in CHART_METRICS for name in names}
 
-    def value(point: LevelPoint, key: tuple[str, str]) -> float | None:
-        metric = charted[key]
-        if metric == "throughput":
-            return point.throughput_tokens_per_s
-        found = point.line.of(metric)
-        if key[1] == "upper":
-            return found.max if found.p90 is None else found.p90
-        return found.value(key[1])
-
-    def band(point: LevelPoint, key: tuple[str, str]) -> Band | None:
-        known = sure.get(id(point.line))
-        found = _estimate(known, charted[key], key[1], value(point, key))
+    def band(line: Level, key: tuple[str, str]) -> Band | None:
+        found = _estimate(sure, line, charted[key], key[1])
         return None if found is None else (found.low, found.high)
 
     is_predicted = any(sure.get(id(point.line)) for point in points)
@@ -203,7 +193,7 @@ def _curve(run: Run, label: str, curve: SweepCurve, knees: Sequence[Knee], sure:
         simulated=run.manifest.target.is_simulated,
         loads=tuple(point.load for point in points),
         valid=tuple(point.usable for point in points),
-        values={key: tuple(value(point, key) for point in points) for key in charted},
+        values={key: tuple(_value(each.line, charted[key], key[1]) for each in points) for key in charted},
         knees=tuple(knee for knee in knees if knee.axis == curve.axis),
         slos=tuple(levels.readable_slos(run.manifest.scenario.slo)),
         ttft_parts={
@@ -211,22 +201,31 @@ def _curve(run: Run, label: str, curve: SweepCurve, knees: Sequence[Knee], sure:
             for key, title in levels.TTFT_PARTS.items()
             if any(values := tuple(getattr(p.line.ttft_split, key, None) for p in points))
         },
-        bands={key: tuple(band(point, key) for point in points) for key in charted} if is_predicted else {},
+        bands={key: tuple(band(each.line, key) for each in points) for key in charted} if is_predicted else {},
     )
 
 
 def _intervals(sure: _Sure) -> levels.Interval:
     def between(line: Level, metric: _Predicted, name: str) -> str:
-        is_speed = metric == "throughput"
-        value = line.throughput_tokens_per_s if is_speed else line.of(metric).value(name)
-        found = _estimate(sure[id(line)], metric, name, value)
+        found = _estimate(sure, line, metric, name)
         return "" if found is None else interval(found.low, found.high)
 
     return between
 
 
-def _estimate(known: Uncertainty | None, metric: _Predicted, name: str, value: float | None) -> Estimate | None:
+def _value(line: Level, metric: _Predicted, name: str) -> float | None:
+    """A level's throughput, or a statistic of a latency (`upper`: as in `Curve.values`)."""
+    if metric == "throughput":
+        return work_per_s(line)
+    found = line.of(metric)
+    if name == "upper":
+        return found.max if found.p90 is None else found.p90
+    return found.value(name)
+
+
+def _estimate(sure: _Sure, line: Level, metric: _Predicted, name: str) -> Estimate | None:
     """A predicted value with its interval; None if it was measured, or there is none."""
+    known, value = sure.get(id(line)), _value(line, metric, name)
     return known.around(metric_of(metric, name), value) if known and value else None
 
 

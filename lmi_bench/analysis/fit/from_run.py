@@ -374,33 +374,28 @@ def _lengths(cells: Sequence[MeasuredLevel]) -> tuple[tuple[int, ...], ...]:
 _NAMED_IN_NOTES = frozenset(PARAMETER_NAMES) - {"request_overhead_s"}
 
 
-def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[Uncertainty | None]:
-    """The uncertainty of each level; None where it is not known, as in a measured run."""
-    unknown: list[Uncertainty | None] = [None] * len(lines)
+def level_uncertainties(run: Run, lines: Sequence[Level]) -> dict[int, Uncertainty]:
+    """The uncertainty of each predicted level by the `id` of its line, as far as it is known."""
     wanted = run.manifest.target.profile_provenance
     setup, profile = setup_of_run(run), shipped_profile(wanted or "")
     named: Mapping[str, object] = run.manifest.scenario.engine.to_json()
     if profile is None and named.get("profile"):  # the file that the scenario names
         with suppress(LmiBenchError, OSError, UnicodeDecodeError):
             profile = profile_from_json(Path(str(named["profile"])).read_text(encoding="utf-8"))
-    if profile is None or profile.provenance != wanted:
-        return unknown
-    if not run.manifest.target.is_simulated or setup is None:
-        return unknown
+    if profile is None or profile.provenance != wanted or not run.manifest.target.is_simulated or setup is None:
+        return {}
     profile = profile_for_run(profile, run)
     workload = run.manifest.scenario.workload
     is_drawn = not (workload.input_tokens and workload.output_tokens)
-    found = []
+    found = {}
     for line in lines:
-        each: Uncertainty | None = None
         with suppress(LmiBenchError):
             cell = replace(
                 cell_of_summary(run.path, line, setup),
                 replicas=run.manifest.target.replicas,
                 length_spread=LENGTH_SPREAD if is_drawn else 0.0,
             )
-            each = Uncertainty.of(profile, cell, spread=is_drawn)
-        found.append(each)
+            found[id(line)] = Uncertainty.of(profile, cell, spread=is_drawn)
     return found
 
 
