@@ -22,6 +22,7 @@ SCRIPTS = ["vendor/plotly-basic.min.js", "draw.js", "charts.js", "views.js", "pa
 def render_html(view: ReportView, *, live: bool = False) -> str:
     """The report as one self-contained page; a live one asks its server for newer figures."""
     import jinja2
+    from jinja2.utils import htmlsafe_json_dumps
     from markupsafe import Markup, escape
 
     folder = files("lmi_bench.report") / "page"
@@ -40,7 +41,7 @@ def render_html(view: ReportView, *, live: bool = False) -> str:
         view=view,
         charts=charts,
         figures=figures,
-        figures_json=Markup(_json(figures)),  # noqa: S704
+        figures_json=htmlsafe_json_dumps(figures, allow_nan=False, separators=(",", ":")),
         scripts=[Markup(script) for script in scripts],  # noqa: S704
         style=Markup((folder / "style.css").read_text("utf-8")),  # noqa: S704
         policy=_policy(scripts, live=live),
@@ -74,17 +75,8 @@ def figures_data(view: ReportView, charts: Sequence[Chart]) -> dict[str, Any]:
 
 
 def _inline(script: str) -> str:
-    """A script for an inline element, with the line ends that the parser will see."""
-    text = script.replace("\r\n", "\n").replace("\r", "\n")
-    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-def _json(figure: dict[str, Any]) -> str:
-    """JSON that no parser of HTML can mistake for a tag."""
-    text = json.dumps(figure, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    """A script for an inline element; read as text it has the line ends that the parser sees."""
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _policy(scripts: list[str], *, live: bool) -> str:
