@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import groupby
 from typing import Any, Final, Generic, TypeVar
 
 from lmi_bench.catalog.tables import read_rows
@@ -57,13 +58,8 @@ class Table:
     @property
     def groups(self) -> tuple[tuple[str, int, Column], ...]:
         """Headings over neighbouring columns: group, number of columns under it, the first one."""
-        found: list[tuple[str, int, Column]] = []
-        for column in self.columns:
-            if found and column.group and found[-1][0] == column.group:
-                found[-1] = (column.group, found[-1][1] + 1, found[-1][2])
-            else:
-                found.append((column.group, 1, column))
-        return tuple(found)
+        beside = groupby(self.columns, key=lambda column: column.group or id(column))
+        return tuple((first.group, 1 + len(others), first) for _, (first, *others) in beside)
 
 
 @dataclass(frozen=True, slots=True)
