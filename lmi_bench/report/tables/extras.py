@@ -5,7 +5,6 @@ server's own metrics, energy.
 """
 
 import math
-from typing import Any
 
 from lmi_bench.catalog.tables import Row
 from lmi_bench.core.level import Level, Spread, Turns
@@ -121,9 +120,7 @@ def steadiness_line(lines: Lines) -> str | None:
 
 def sessions_table(axis: str, lines: Lines) -> Table | None:
     """Conversations: TTFT of first and later turns."""
-    if not any(line.sessions for line in lines):
-        return None
-    return per_level("Conversations", axis, lines, fields_of("sessions"))
+    return _part_table("sessions", "Conversations", axis, lines)
 
 
 def session_rows(levels: Lines) -> list[dict[str, str]]:
@@ -146,18 +143,7 @@ def turns_table(axis: str, lines: Lines) -> Table | None:
 
 def engine_table(axis: str, lines: Lines) -> Table | None:
     """Statistics of the engine in the same process."""
-    if not any(line.engine for line in lines):
-        return None
-
-    def shown(row: Row) -> object:
-        return row["title"] and (row["page_always"] or any(row["key"] in _known(x) for x in lines))
-
-    return per_level("The engine's slots and cache", axis, lines, fields_of("engine", shown))
-
-
-def _known(line: Level) -> dict[str, Any]:
-    """The engine's statistics that have a value."""
-    return {key: value for key, value in (line.engine or {}).items() if value is not None}
+    return _part_table("engine", "The engine's slots and cache", axis, lines)
 
 
 def engine_rows(levels: Lines) -> list[dict[str, str]]:
@@ -165,7 +151,7 @@ def engine_rows(levels: Lines) -> list[dict[str, str]]:
     seen = [line for line in levels if line.engine]
 
     def shown(row: Row) -> object:
-        return row["console_always"] or any(_known(x).get(row["key"]) for x in seen)
+        return row["console_always"] or any(value_at(x, f"engine.{row['key']}") for x in seen)
 
     return named_rows(fields_of("engine", shown, {**FORMATS, "number": "{:.2f}".format}), seen)
 
@@ -177,10 +163,15 @@ def server_table(axis: str, lines: Lines) -> Table | None:
     return _part_table("server", "The server's own view", axis, lines, note)
 
 
-def _part_table(part: str, caption: str, axis: str, lines: Lines, note: str) -> Table | None:
-    """The columns of a part of a level that some level has a value for."""
-    fields = fields_of(part, lambda row: any(value_at(line, f"{part}.{row['key']}") is not None for line in lines))
-    return per_level(caption, axis, lines, fields, note) if fields else None
+def _part_table(part: str, caption: str, axis: str, lines: Lines, note: str = "", *more: Field[Level]) -> Table | None:
+    """The columns of a part of a level that some level has, or that are always shown, and `more`."""
+
+    def shown(row: Row) -> object:
+        is_known = any(value_at(line, f"{part}.{row['key']}") is not None for line in lines)
+        return row["title"] and (row["page_always"] or is_known)
+
+    fields = fields_of(part, shown) if any(value_at(line, part) for line in lines) else []
+    return per_level(caption, axis, lines, [*fields, *more], note) if fields else None
 
 
 def ttft_split_table(axis: str, lines: Lines) -> Table | None:
@@ -207,18 +198,15 @@ def known_rows(levels: Lines) -> list[dict[str, str]]:
     return named_rows(_KNOWN_QUANTILE, [line for line in levels if line.known])
 
 
+def _reading(line: Level) -> Cell:
+    if value_at(line, "server.power.valid"):
+        return Cell(f"valid, by {value_at(line, 'server.power.source')}", "", "good")
+    return Cell("too short to tell", "the level gave too few readings", "warn")
+
+
 def power_table(axis: str, lines: Lines) -> Table | None:
     """Energy of the accelerators, where they could be read."""
-    if not any(value_at(line, "server.power") for line in lines):
-        return None
-
-    def verdict(line: Level) -> Cell:
-        if value_at(line, "server.power.valid"):
-            return Cell(f"valid, by {value_at(line, 'server.power.source')}", "", "good")
-        return Cell("too short to tell", "the level gave too few readings", "warn")
-
-    fields = [*fields_of("server.power"), Field("Reading", verdict, numeric=False)]
-    return per_level("Energy", axis, lines, fields)
+    return _part_table("server.power", "Energy", axis, lines, "", Field("Reading", _reading, numeric=False))
 
 
 TABLES = (
