@@ -134,15 +134,16 @@ def fitted_rows(
     prior            the profile from which an engine's fit starts, by its name and cells
     """
     usable = _usable(rows)
-    engines = Counter(row.engine for row in usable)
     able = Counter(row.engine for row in usable if _can_calibrate(row))
     shares = _shares(able, max(0, calibrate_cells))
-    for engine in engines:
+    for engine in dict.fromkeys(row.engine for row in usable):
         group = [row for row in usable if row.engine == engine]
         first = prior(engine, _cells(group))
         group = [_with_measured_limits(first, row) for row in group]
-        count = shares.get(engine, 0)
-        known, warnings = _known_rows(engine, group, count, calibrate_on, seed, prior)
+        if calibrate_on is None:
+            known, warnings = choose_rows(engine, group, shares.get(engine, 0), seed, prior), list[str]()
+        else:
+            known, warnings = _known_rows(engine, calibrate_on)
         requests = requests_of_open_loop(known)
         if requests is not None:
             group = [with_requests(row, requests) for row in group]
@@ -228,17 +229,8 @@ def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
     return shares
 
 
-def _known_rows(
-    engine: str,
-    group: Sequence[TableRow],
-    count: int,
-    calibrate_on: Sequence[TableRow] | None,
-    seed: int,
-    prior: PriorRule,
-) -> tuple[list[TableRow], list[str]]:
-    """The rows to calibrate an engine on, and warnings."""
-    if calibrate_on is None:
-        return choose_rows(engine, group, count, seed, prior), []
+def _known_rows(engine: str, calibrate_on: Sequence[TableRow]) -> tuple[list[TableRow], list[str]]:
+    """Those of the rows to calibrate an engine on, and warnings."""
     known = [row for row in calibrate_on if row.cell is not None and row.fits]
     same = [row for row in known if row.engine == engine]
     if same:
