@@ -40,7 +40,6 @@ class PoolPoint:
     ttft_s: float
     tpot_s: float
     batch: float
-    prefill_load: float
 
     def e2e_s(self, output_tokens: int) -> float:
         """Send to last token."""
@@ -92,7 +91,7 @@ class TwoPools:
         service_s = servers / self.prompts_per_s
         queue_s = service_s * load ** (math.sqrt(2 * (servers + 1)) - 1) / (2 * servers * (1 - load))
         alone_s = self.overhead_s + self.prefill.prompt_step_s + self.transfer_s
-        return PoolPoint(rate, alone_s + queue_s, tpot_s, batch, load)
+        return PoolPoint(rate, alone_s + queue_s, tpot_s, batch)
 
     @property
     def most(self) -> PoolPoint:
@@ -116,7 +115,7 @@ class TwoPools:
         if not fewer(top.batch):
             return self.at(bisect(fewer, 0.0, top.batch, _HALVINGS)[0])
         wait_s = users / top.rate_per_s - (output - 1) * top.tpot_s
-        return PoolPoint(top.rate_per_s, wait_s, top.tpot_s, top.batch, top.prefill_load)
+        return replace(top, ttft_s=wait_s)
 
     def binding(self, point: PoolPoint) -> str:
         """What takes most of a request's time: the link, decode's limit, or a part of steps."""
