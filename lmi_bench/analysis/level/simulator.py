@@ -55,11 +55,7 @@ def simulate_level(
     replicas         engines with a scheduler each; `router` (round robin) picks one a request
     speculation      speculation of the engine, included in `step_time`
     overhead_s       time of a request outside the engine: it reaches it so long after it is sent
-
-    Raises InputError for no replica.
     """
-    if replicas < 1:
-        raise InputError(f"a level needs at least 1 replica, got {replicas}")
     numbers = range(replicas) if replicas > 1 else (None,)
     if isinstance(step_time, SpeculativeModel):
         step_time = step_time.real_steps

@@ -145,7 +145,7 @@ class TestReplicas:
             assert (ours.request_id, ours.status) == (theirs.request_id, theirs.status)
 
     def test_no_replica_at_all_is_bad_input(self):
-        with pytest.raises(InputError, match="at least 1 replica"):
+        with pytest.raises(InputError, match="at least 1 worker"):
             simulate_level(self.SPEC, same(1, 1), CONFIG, StepTimes(), replicas=0)
 
 
