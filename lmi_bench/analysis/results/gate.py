@@ -65,9 +65,7 @@ def gate_slos(
     return cases
 
 
-def gate_baseline(
-    run: Run, baseline: Run, *, max_regression: float, loads: Sequence[float] = (), seed: int = 0
-) -> list[GateCase]:
+def gate_baseline(run: Run, baseline: Run, *, max_regression: float, loads: Sequence[float] = ()) -> list[GateCase]:
     """Every metric of every level of an earlier run, or of the loads given.
 
     max_regression  share by which a metric may be worse, 0.05 for 5 %
@@ -75,7 +73,7 @@ def gate_baseline(
     """
     cases = [
         _regression_case(difference, max_regression)
-        for difference in compare_runs(baseline, run, seed=seed)
+        for difference in compare_runs(baseline, run)
         if not loads or difference.load in loads
     ]
     known = {case.level for case in cases if case.outcome != "not measured"}
