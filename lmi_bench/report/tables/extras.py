@@ -5,6 +5,9 @@ server's own metrics, energy.
 """
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 from lmi_bench.catalog.tables import Row
 from lmi_bench.core.level import Level, Spread, Turns
@@ -118,11 +121,6 @@ def steadiness_line(lines: Lines) -> str | None:
     return f"whether the levels were steady is not known: {lines[-1].name} {lines[-1].speed_unknown}"
 
 
-def sessions_table(axis: str, lines: Lines) -> Table | None:
-    """Conversations: TTFT of first and later turns."""
-    return _part_table("sessions", "Conversations", axis, lines)
-
-
 def session_rows(levels: Lines) -> list[dict[str, str]]:
     """Conversations as console rows, one for each level with conversations."""
     return named_rows(fields_of("sessions"), [line for line in levels if line.sessions])
@@ -141,13 +139,8 @@ def turns_table(axis: str, lines: Lines) -> Table | None:
     return table_of("TTFT by the turn of a conversation", fields, told) if told else None
 
 
-def engine_table(axis: str, lines: Lines) -> Table | None:
-    """Statistics of the engine in the same process."""
-    return _part_table("engine", "The engine's slots and cache", axis, lines)
-
-
 def engine_rows(levels: Lines) -> list[dict[str, str]]:
-    """The same as console rows, without columns whose values are all missing or 0."""
+    """The engine's statistics as console rows, without columns that are all missing or 0."""
     seen = [line for line in levels if line.engine]
 
     def shown(row: Row) -> object:
@@ -163,8 +156,10 @@ def server_table(axis: str, lines: Lines) -> Table | None:
     return _part_table("server", "The server's own view", axis, lines, note)
 
 
-def _part_table(part: str, caption: str, axis: str, lines: Lines, note: str = "", *more: Field[Level]) -> Table | None:
-    """The columns of a part of a level that some level has, or that are always shown, and `more`."""
+def _part_table(
+    part: str, caption: str, axis: str, lines: Lines, note: str = "", more: Sequence[Field[Level]] = ()
+) -> Table | None:
+    """The columns of a part that a level has a value for, or that are always shown, and `more`."""
 
     def shown(row: Row) -> object:
         is_known = any(value_at(line, f"{part}.{row['key']}") is not None for line in lines)
@@ -172,11 +167,6 @@ def _part_table(part: str, caption: str, axis: str, lines: Lines, note: str = ""
 
     fields = fields_of(part, shown) if any(value_at(line, part) for line in lines) else []
     return per_level(caption, axis, lines, [*fields, *more], note) if fields else None
-
-
-def ttft_split_table(axis: str, lines: Lines) -> Table | None:
-    """Mean TTFT by where it goes, where the server states its part."""
-    return _part_table("ttft_split", "Where the time to first token goes", axis, lines, NOTES["parts of TTFT"])
 
 
 _KNOWN_QUANTILE: tuple[Field[Level], ...] = (
@@ -204,12 +194,12 @@ def _reading(line: Level) -> Cell:
     return Cell("too short to tell", "the level gave too few readings", "warn")
 
 
-def power_table(axis: str, lines: Lines) -> Table | None:
-    """Energy of the accelerators, where they could be read."""
-    return _part_table("server.power", "Energy", axis, lines, "", Field("Reading", _reading, numeric=False))
+sessions_table = partial(_part_table, "sessions", "Conversations")
+engine_table = partial(_part_table, "engine", "The engine's slots and cache")
+ttft_split_table = partial(_part_table, "ttft_split", "Where the time to first token goes", note=NOTES["parts of TTFT"])
+power_table = partial(_part_table, "server.power", "Energy", more=(Field("Reading", _reading, numeric=False),))
 
-
-TABLES = (
+TABLES: Final[Sequence[Callable[[str, Lines], Table | None]]] = (
     search_table,
     spread_table,
     sessions_table,
