@@ -255,28 +255,20 @@ def choose_rows(
         chance = np.random.default_rng(seed)
         size = max(min(len(measured), count + 2), round(_SPLIT_SHARE * len(measured)))
         pool = [measured[i] for i in sorted(chance.permutation(len(measured))[:size])]
-    cells = _cells(pool)
-    first = cells[0]
-    metrics: list[Metric] = ["throughput_tokens_per_s"]
-    metrics.append("tpot_mean_s" if first.tpot_mean_s else metric_of("latency_ms_per_token", first))
+    cells = [c if c.rate_per_s is None else replace(c, num_requests=min(c.num_requests, 200)) for c in _cells(pool)]
+    per_token: Metric = "tpot_mean_s" if cells[0].tpot_mean_s else metric_of("latency_ms_per_token", cells[0])
     fit = prior_fit(prior(engine, _cells(group)), _cells(group))
-    light = [replace(cell, num_requests=min(cell.num_requests, 200)) for cell in cells]
-    cells = [c if c.rate_per_s is None else few for c, few in zip(cells, light, strict=True)]
     fits = [index for index, cell in enumerate(cells) if can_run(fit.profile, cell)]
     if not fits:
         return []
-    chosen = choose_cells(fit, [cells[i] for i in fits], [cells[i] for i in fits], count, metrics)
-    return [pool[fits[index]] for index in chosen]
+    able = [cells[i] for i in fits]
+    return [pool[fits[index]] for index in choose_cells(fit, able, able, count, ["throughput_tokens_per_s", per_token])]
 
 
 def _can_calibrate(row: TableRow) -> bool:
     """Whether a fit may use the row, and it states a figure."""
-    cell = row.cell
-    return (cell is not None and row.fits) and (
-        cell.throughput_tokens_per_s is not None
-        or cell.tpot_mean_s is not None
-        or cell.latency_p90_s_per_token is not None
-    )
+    figures: tuple[Metric, ...] = ("throughput_tokens_per_s", "tpot_mean_s", "latency_p90_s_per_token")
+    return row.fits and row.cell is not None and any(row.cell.measured(name) is not None for name in figures)
 
 
 def judge(fit: Fit, row: TableRow, calibrated: bool = False) -> Judged:
