@@ -167,16 +167,14 @@ def derivatives(
     columns = []
     for index, name in enumerate(names):
         moved = logs.copy()
-        down = name.endswith("_share") and logs[index] + step > 0
-        moved[index] += -step if down else step
+        change = -step if name.endswith("_share") and logs[index] + step > 0 else step
+        moved[index] += change
         other_profile = with_logs(profile, names, moved)
         if cell.prefill is None and _same_times(profile, other_profile, cell.setup):
             columns.append([0.0] * len(metrics))
             continue
         other = predict_cell(other_profile, cell, smooth=True)
-        columns.append(
-            [math.log(other.value(metric) / base.value(metric)) / (-step if down else step) for metric in metrics]
-        )
+        columns.append([math.log(other.value(metric) / base.value(metric)) / change for metric in metrics])
     return np.array(columns).T.reshape(len(metrics), len(names))
 
 
