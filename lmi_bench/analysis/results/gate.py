@@ -11,7 +11,7 @@ streamed; other text in each play; at least 15 minutes, and at most 1 % failed r
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
@@ -28,6 +28,7 @@ from lmi_bench.core.units import format_figure
 Outcome = Literal["missed", "not measured", "passed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The worst first."""
+_OUTCOME_OF: Final[Mapping[str, Outcome]] = {"fail": "missed", "unsupported": "not measured", "pass": "passed"}
 _NOT_DELIVERED: Final = "the load was not delivered"
 
 
@@ -117,14 +118,10 @@ def _levels(run: Run, loads: Sequence[float]) -> Sequence[tuple[Level, Sequence[
 
 def _slo_case(line: Level, records: Sequence[RequestRecord], slo: Slo, failures: FailureRule) -> GateCase:
     result = level_slo(line, records, slo, failures)
-    name, limit = f"{slo.metric}_{slo.statistic}", _ms(slo.limit_ms)
     measured = "unknown" if result.measured_ms is None else _ms(result.measured_ms)
-    if result.verdict == "unsupported":
-        return GateCase(line.name, name, measured, limit, "not measured", result.reason)
-    if result.verdict == "pass":
-        return GateCase(line.name, name, measured, limit, "passed")
-    detail = result.reason or f"{measured} is over {limit}"
-    return GateCase(line.name, name, measured, limit, "missed", detail)
+    limit, outcome = _ms(slo.limit_ms), _OUTCOME_OF[result.verdict]
+    detail = result.reason or (f"{measured} is over {limit}" if outcome == "missed" else "")
+    return GateCase(line.name, f"{slo.metric}_{slo.statistic}", measured, limit, outcome, detail)
 
 
 def _ms(value: float) -> str:
