@@ -182,9 +182,8 @@ def _series(run: tuple[Curve, str], key: tuple[str, str]) -> Series:
 
 def _limit(series: Sequence[Series]) -> Limits:
     """The latency limit of the knee, where it is near enough not to flatten the curve."""
-    limit_ms = LATENCY_LIMIT_MS
-    near = _top(series) >= limit_ms / 3
-    return ((limit_ms, f"limit {number(limit_ms)} ms/token"),) if near else ()
+    near = _top(series) >= LATENCY_LIMIT_MS / 3
+    return ((LATENCY_LIMIT_MS, f"limit {number(LATENCY_LIMIT_MS)} ms/token"),) if near else ()
 
 
 def _slo_limits(runs: Runs, metric: str, unit: str) -> Limits:
