@@ -107,15 +107,13 @@ def generator_line(lines: Sequence[Level]) -> str | None:
 
 def ttft_parts_line(lines: Sequence[Level]) -> str | None:
     """Where the TTFT of the highest level goes, the largest part first; None if it is not known."""
-    line = lines[-1] if lines else None
-    split = line and line.ttft_split
-    if not line or not split:
+    if not lines or (split := lines[-1].ttft_split) is None:
         return None
     parts = [(getattr(split, key), title) for key, title in TTFT_PARTS.items()]
     known = sorted((part for part in parts if part[0]), reverse=True)
     whole_ms = sum(ms for ms, _ in known)
     shares = ", ".join(f"{ms / whole_ms:.0%} {title}" for ms, title in known)
-    return f"where TTFT goes at {line.name} (mean {number(whole_ms)} ms): {shares}"
+    return f"where TTFT goes at {lines[-1].name} (mean {number(whole_ms)} ms): {shares}"
 
 
 _COUNTED_BY = {
