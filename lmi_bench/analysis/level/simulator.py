@@ -201,10 +201,8 @@ class Replica:
     def _output(self, entry: BatchEntry) -> StepOutput:
         if not entry.samples:
             return StepOutput(entry.seq_id)
-        count, speculation = 1, self.engine.speculation
-        if entry.draft_length and speculation is not None:
-            place = entry.first_position
-            count = tokens_gained(speculation.acceptance, entry.seq_id, place, entry.draft_length)
+        acceptance = 0.0 if self.engine.speculation is None else self.engine.speculation.acceptance
+        count = tokens_gained(acceptance, entry.seq_id, entry.first_position, entry.draft_length)
         return StepOutput(entry.seq_id, (_TOKEN_ID,) * count)
 
     def start_step(self, now_s: float, before_s: float) -> None:
