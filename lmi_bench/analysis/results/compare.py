@@ -88,28 +88,23 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A load of one run, attempts pooled: its completed requests and each attempt's wall time."""
+    """A load of one run: the completed requests of all attempts; each attempt and its wall time."""
 
     open_loop: bool
     records: Mapping[Key, RequestRecord]
+    attempts: Sequence[Columns]
     walls_s: Sequence[float]
 
-    def logs(self, attempts: Sequence[Columns], metric: str) -> FloatArray:
+    def logs(self, metric: str) -> FloatArray:
         """Logarithm of a metric in each attempt; not finite where one lacks it."""
         name, _, statistic = metric.partition("_")
         values = []
-        for columns, wall_s in zip(attempts, self.walls_s, strict=True):
-            own = columns.values_ms(name, open_loop=self.open_loop)[0] if statistic else columns.tokens / wall_s
+        for columns, wall_s in zip(self.attempts, self.walls_s, strict=True):
+            tokens_per_s = columns.tokens[columns.ok] / wall_s
+            own = columns.values_ms(name, open_loop=self.open_loop)[0] if statistic else tokens_per_s
             values.append((statistic_ms(own, statistic) if statistic else own.sum()) if own.size else 0.0)
         logs: FloatArray = np.log(np.array(values))
         return logs
-
-    def attempts(self) -> list[Columns]:
-        """The requests of each attempt."""
-        found: list[list[RequestRecord]] = [[] for _ in self.walls_s]
-        for (_, attempt, _), record in self.records.items():
-            found[attempt].append(record)
-        return list(map(columns_of, found))
 
     def counted(self) -> "_Side":
         """The side with the requests that latencies count."""
@@ -154,13 +149,11 @@ def _with_attempts(differences: Sequence[Difference], sides: Mapping[str, tuple[
     from scipy.special import stdtr, stdtrit  # 0.2 s to load
 
     many = {
-        level: [(side, side.attempts()) for side in pair]
-        for level, pair in sides.items()
-        if min(len(side.walls_s) for side in pair) >= ATTEMPTS_FOR_LESS
+        level: pair for level, pair in sides.items() if min(len(side.attempts) for side in pair) >= ATTEMPTS_FOR_LESS
     }
     squares, freedom = defaultdict[str, float](float), defaultdict[str, int](int)
     for d in differences:
-        for logs in (side.logs(attempts, d.metric) for side, attempts in many.get(d.level, ())):
+        for logs in (side.logs(d.metric) for side in many.get(d.level, ())):
             if np.isfinite(logs).all():
                 squares[d.metric] += float(logs.var() * logs.size)
                 freedom[d.metric] += logs.size - 1
@@ -168,7 +161,7 @@ def _with_attempts(differences: Sequence[Difference], sides: Mapping[str, tuple[
     for i, d in enumerate(differences):
         if d.change is None or d.noise is None or not (of := freedom[d.metric]) or d.level not in many:
             continue
-        noise = math.sqrt(squares[d.metric] / of * sum(1 / len(side.walls_s) for side, _ in many[d.level]))
+        noise = math.sqrt(squares[d.metric] / of * sum(1 / len(side.attempts) for side in many[d.level]))
         if noise > d.noise:
             log, half = math.log1p(d.change), noise * float(stdtrit(of, (1 + CONFIDENCE) / 2))
             chance = max(d.p_value or 0.0, 2 * float(stdtr(of, -abs(log) / noise)))
@@ -240,10 +233,10 @@ def _sides(run: Run) -> dict[tuple[str, float], _Side]:
         kept = [i for i in places if run.levels[i].valid and i not in left_out]
         if not kept:
             continue
-        attempts = [run.records[i] for i in kept]
-        answered = {(seed, attempt, r.request_id): r for attempt, sent in enumerate(attempts) for r in sent if r.ok}
-        walls_s = [columns_of(each).wall_s for each in attempts]
-        sides[key] = _Side(key[0] == "rate_per_s", answered, walls_s)
+        sent = [run.records[i] for i in kept]
+        answered = {(seed, attempt, r.request_id): r for attempt, each in enumerate(sent) for r in each if r.ok}
+        attempts = list(map(columns_of, sent))
+        sides[key] = _Side(key[0] == "rate_per_s", answered, attempts, [each.wall_s for each in attempts])
     return sides
 
 
