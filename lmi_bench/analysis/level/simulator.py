@@ -57,8 +57,6 @@ def simulate_level(
     overhead_s       time of a request outside the engine: it reaches it so long after it is sent
     """
     numbers = range(replicas) if replicas > 1 else (None,)
-    if isinstance(step_time, SpeculativeModel):
-        step_time = step_time.real_steps
     pool = Pool(replicas, scheduler_config, step_time, speculation)
     engines = [Replica(pool, number) for number in numbers]
     level = LevelRunner(spec, requests, engines, router or RoundRobin(), overhead_s)
@@ -118,7 +116,7 @@ class SentRequest:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Equal workers: their number, scheduler and step times."""
+    """Equal workers: their number, scheduler and step times, of real steps if they speculate."""
 
     workers: int
     config: SchedulerConfig
@@ -128,6 +126,8 @@ class Pool:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise InputError(f"a pool needs at least 1 worker, got {self.workers}")
+        if isinstance(self.step_time, SpeculativeModel):
+            object.__setattr__(self, "step_time", self.step_time.real_steps)
 
     def prompt(self, request: SentRequest) -> Sequence[int]:
         """Token ids: those of the request, else its own."""

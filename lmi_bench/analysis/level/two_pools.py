@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 
 from lmi_bench.analysis.level import simulator
 from lmi_bench.analysis.level.steady_state import SteadyState, bisect
-from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec
@@ -176,8 +175,6 @@ def simulate_pools(
     links       caches that a prefill worker sends at once
     Other arguments and the records: `simulate_level`.
     """
-    if isinstance(decode.step_time, SpeculativeModel):
-        decode = replace(decode, step_time=decode.step_time.real_steps)
     # whole prompts are admitted at once: their tokens are already computed
     whole = replace(decode.config, max_rolling_batch_prefill_tokens=decode.config.cache_tokens)
     decode = replace(decode, config=whole, step_time=_Received(decode.step_time))
