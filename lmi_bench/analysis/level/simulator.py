@@ -318,11 +318,9 @@ class LevelRunner:
 
     def result(self) -> LevelRun:
         """The level as the load generator would return it."""
-        if self._stopped_by is None and self._too_many_errors(at_end=True):
-            self._stopped_by = "errors"
+        self._check_stop_rules(at_end=True)
         spec = self.spec
-        both = spec.num_requests is not None and spec.duration_s is not None
-        if self._stopped_by is None and both and len(self._sent) < (spec.num_requests or 0):
+        if self._stopped_by is None and spec.duration_s is not None and len(self._sent) < (spec.num_requests or 0):
             self._stopped_by = "duration"
         records = with_start_marked([request.record() for request in self._sent], spec)
         done = sum((each.scheduler.stats for each in self.replicas), SchedulerStats())
@@ -388,16 +386,11 @@ class LevelRunner:
         self._num_errors += 1
         self._check_stop_rules()
 
-    def _check_stop_rules(self) -> None:
-        if self._stopped_by is None and self._too_many_errors():
+    def _check_stop_rules(self, *, at_end: bool = False) -> None:
+        """The load generator's rule: a level of known length stops when the share is certain."""
+        known = None if at_end else self.spec.num_requests
+        enough = known is not None or at_end or self._num_ended >= 10
+        if self._stopped_by is None and enough and self._num_errors > _MOST_ERRORS * (known or self._num_ended):
             self._stopped_by = "errors"
         if self._stopped_by is not None:
             self._users.stop()
-
-    def _too_many_errors(self, *, at_end: bool = False) -> bool:
-        """The load generator's rule: a level of known length stops when the share is certain."""
-        known = self.spec.num_requests
-        if known is not None and not at_end:
-            return self._num_errors > _MOST_ERRORS * known
-        enough = at_end or self._num_ended >= 10
-        return enough and self._num_errors > _MOST_ERRORS * self._num_ended
