@@ -230,10 +230,9 @@ def pools_facts(content: Mapping[str, Any]) -> Facts:
     return Facts(title, (("fleet", pools.text), ("cost", cost), ("capacity", capacity), *slos))
 
 
-def _mappings(content: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    values = content.get(key) if isinstance(content, Mapping) else None
-    if isinstance(values, list | tuple):
-        yield from (each for each in values if isinstance(each, Mapping))
+def _mappings(content: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    values = content.get(key)
+    return [each for each in values if isinstance(each, Mapping)] if isinstance(values, list | tuple) else []
 
 
 def _figures_table(chosen: Candidate) -> Table | None:
