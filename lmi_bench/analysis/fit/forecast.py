@@ -29,8 +29,7 @@ from lmi_bench.engine.router import Router
 
 _SIMULATED_METRICS: Final[dict[str, Metric]] = {**FIGURE_METRICS, "ttft_p90_ms": "ttft_mean_s"}
 _PARTS, _STUDENT = 10, 1.383  # parts of a level, and the 90 % quantile for their mean
-_CAUSES = read_rows("causes.csv", "analysis")
-CAUSES = {row["cause"]: row["limits"] for row in _CAUSES if row["limits"]}
+CAUSES = {row["cause"]: row["limits"] for row in read_rows("causes.csv", "analysis") if row["limits"]}
 
 
 @dataclass(frozen=True, slots=True)

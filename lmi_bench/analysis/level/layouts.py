@@ -330,8 +330,7 @@ def plan_copy(layout: Layout, workload: Workload, profile: EngineProfile, *, ope
     setting, degree = layout.setting, layout.tensor_parallel
     workload = workload.under(setting)
     setup = layout.setup(workload)
-    problem = setup.split_problem
-    problem = problem or tensor_parallel_problem(workload.shape, setup.attention_degree)
+    problem = setup.split_problem or tensor_parallel_problem(workload.shape, setup.attention_degree)
     if problem is None and not layout.fits:
         copies = max(1, layout.copies)
         problem = (
@@ -407,8 +406,7 @@ def split_layouts(
         if blanket is not None:
             rejected.append(Rejection(instance.instance_type, None, None, blanket))
             continue
-        devices = instance.num_accelerators
-        devices *= max(setting.hosts or 1 for setting in settings)
+        devices = instance.num_accelerators * max(setting.hosts or 1 for setting in settings)
         rejected.extend(
             Rejection(instance.instance_type, degree, None, f"it has {devices} device(s)")
             for degree in degrees or ()

@@ -95,11 +95,10 @@ class TwoPools:
     @property
     def most(self) -> PoolPoint:
         """The highest rate: every decode slot busy, or the prefill pool."""
-        slots = float(self.decode.slots)
+        slots, limit = float(self.decode.slots), _FULL * self.prompts_per_s
         full = self.at(slots)
-        if full.rate_per_s <= _FULL * self.prompts_per_s:
+        if full.rate_per_s <= limit:
             return full
-        limit = _FULL * self.prompts_per_s
         low, _ = bisect(lambda batch: self.at(batch).rate_per_s < limit, 0.0, slots, _HALVINGS)
         return self.at(low)
 

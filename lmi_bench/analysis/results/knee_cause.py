@@ -57,10 +57,9 @@ def find_cause(curve: SweepCurve, load: float, facts: KneeFacts) -> tuple[str, s
     beyond = curve.beyond(load)
     if beyond is None:
         return found_by("not reached", at=curve.name(load))
-    if not beyond.line.valid:
-        reason = (beyond.line.invalid_reason or "").lower()
-        if reason.startswith(("client", "generator")):
-            return "client", CHANGES["client"]
+    reason = (beyond.line.invalid_reason or "").lower()
+    if not beyond.line.valid and reason.startswith(("client", "generator")):
+        return "client", CHANGES["client"]
     errors = beyond.line.errors_by_kind
     refused = errors.get("overloaded", 0) + errors.get("throttled", 0)
     if refused:

@@ -75,9 +75,8 @@ def repeat_rule(levels: Sequence[LevelSpec], *, repeats: int, until: Until | Non
         if len(lines) >= MAX_ATTEMPTS:
             return True
         found = spread_of(lines, until.metric)
-        if found is None or found.attempts < max(repeats, MIN_ATTEMPTS):
-            return False
-        return found.half_width <= until.share
+        least = max(repeats, MIN_ATTEMPTS)
+        return found is not None and found.attempts >= least and found.half_width <= until.share
 
     def next_level(finished: Sequence[Level]) -> LevelSpec | None:
         by_level = _by_index(finished)

@@ -59,8 +59,7 @@ class SweepCurve:
     @property
     def best(self) -> LevelPoint | None:
         """The usable point with the most throughput; None without one."""
-        rated = self.usable
-        return max(rated, key=lambda point: point.throughput_tokens_per_s or 0.0, default=None)
+        return max(self.usable, key=lambda point: point.throughput_tokens_per_s or 0.0, default=None)
 
     def beyond(self, load: float) -> LevelPoint | None:
         """The next level above a load, usable or not."""
