@@ -197,6 +197,6 @@ def find_instance(name: str) -> Instance:
     16
     """
     hosts, sign, one = name.partition(" x ")
-    if sign and hosts.isdigit() and int(hosts) > 1:
+    if sign and hosts.isdecimal() and int(hosts) > 1:
         return joined(_INDEX.find(one), int(hosts))
     return _INDEX.find(name)

@@ -244,7 +244,7 @@ def _ports() -> Outcome:
     first, last = map(int, path.read_text(encoding="ascii").split())
     found = f"{last - first + 1:,} ephemeral ports, {first} to {last}"
     mend = "Widen net.ipv4.ip_local_port_range: each connection to an address takes one port."
-    return _judged(found, (last - first < _FEW_PORTS, mend))
+    return _judged(found, (last - first + 1 < _FEW_PORTS, mend))
 
 
 def _gpu() -> Outcome:

@@ -33,6 +33,7 @@ from lmi_bench.targets.profiles import find_profile
 _MOST_PLAYED: Final = 3_000_000
 """Requests of a day that are played one by one."""
 _PEAK_TOLERANCE, _MOST_STRETCHES = 0.005, 30
+_MOST_REQUESTS = 200_000_000  # of a day: 1.6 GB of times
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,11 @@ def _recorded_day(trace: Trace, peak_per_s: float | None) -> tuple[NDArray[np.fl
     for _ in range(_MOST_STRETCHES):
         length_s = float(times_s[-1]) * len(times_s) / (len(times_s) - 1)
         repeats = math.ceil(days.DAY_S / length_s)
+        if repeats * len(times_s) > _MOST_REQUESTS:
+            raise InputError(
+                f"--trace: repeated over a day it has {repeats * len(times_s):.3g} requests, more than "
+                f"{_MOST_REQUESTS:,}: state a lower --peak"
+            )
         whole_s = np.concatenate([times_s + number * length_s for number in range(repeats)])
         whole_s = whole_s[whole_s < days.DAY_S]
         curve = autoscaling.binned(whole_s)

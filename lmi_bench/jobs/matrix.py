@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -196,8 +197,9 @@ def run_matrix(
     folder.mkdir(parents=True, exist_ok=True)
     for each in cells:
         each.state = _state(folder / each.folder)
-        begun = folder / each.folder
-        each.run = None if each.state == "waiting" else load_run(begun, to_resume=True)
+        if each.state != "waiting":
+            with suppress(LmiBenchError):  # a damaged one fails in its turn
+                each.run = load_run(folder / each.folder, to_resume=True)
     interrupted = False
     for place, each in enumerate(cells, start=1):
         name = f"cell {place}/{len(cells)}: {each.title}"

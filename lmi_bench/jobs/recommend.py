@@ -407,7 +407,7 @@ def _placed(
             "--measured-on INSTANCE, such as --measured-on ml.g5.2xlarge"
         )
     machine, _, degree = str(name).partition(":")
-    if degree and not (degree.isdigit() and int(degree) >= 1):
+    if degree and not (degree.isdecimal() and int(degree) >= 1):
         raise InputError(f"--measured-on {name}: write INSTANCE or INSTANCE:TP, such as {machine}:4")
     return from_run.PlacedRun(run, find_instance(machine), int(degree) if degree else None)
 

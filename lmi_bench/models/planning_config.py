@@ -208,7 +208,7 @@ class _Config:
             return bool(flags[layer])
         names = (self.config.get(key) for key in _keys("window_pattern"))
         every = str(next((each for each in names if each), self.family.get("full_every", "0")))
-        if every.isdigit():
+        if every.isdecimal():
             return int(every) > 0 and (layer + 1) % int(every) != 0
         return every == "" or every[layer % len(every)] == "L"
 

@@ -249,7 +249,7 @@ def _layout_note(plan: loading.LoadPlan, loaded: LoadedModel) -> str:
     copies, degree = plan.settings.replicas, plan.degree
     parts = [engine_parts.replica_note(plan.settings)]
     if degree > 1:
-        transport = str(getattr(loaded, "transport", "")).replace("_", " ")
+        transport = loaded.transport.replace("_", " ")
         parts.append(f"{degree} ranks{' each' if copies > 1 else ''}, sums over {transport}")
     note = "; ".join(filter(None, parts))
     if note and copies * degree > plan.cores:

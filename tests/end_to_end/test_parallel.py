@@ -32,7 +32,7 @@ def test_two_groups_of_two_ranks_share_a_sweep(tmp_path):
         *words("--concurrency 2 --isl 8 --osl 4 --requests-per-level 4 --out"),
         tmp_path / "run",
     )
-    assert "2 replicas behind a round-robin router; 2 ranks each, sums over" in done.stderr
+    assert "2 replicas behind a round-robin router; 2 ranks each, sums over shared memory" in done.stderr
     assert json.loads((tmp_path / "run/manifest.json").read_text())["target"]["tensor_parallel"] == 2
     (level,) = lines(tmp_path / "run/levels.jsonl")
     assert level["errors"] == 0

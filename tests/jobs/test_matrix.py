@@ -125,6 +125,18 @@ def test_a_cell_that_cannot_run_leaves_the_others_alone(tmp_path):
     assert "is the server up?" in heard.warnings[0]
 
 
+def test_a_cell_that_was_damaged_leaves_the_others_alone(tmp_path):
+    out = tmp_path / "out"
+    path = matrix_file(tmp_path, [{"name": "a", **SIMULATED}], [SHORT, LONG])
+    run_matrix(of(path, out))
+    (out / "a--short" / "manifest.json").write_text('{"torn')
+    (out / "a--long" / "knees.json").unlink()
+    outcome = run_matrix(of(path, out, resume=True))
+    assert outcome.failed
+    assert states(out) == {"a--short": "failed", "a--long": "finished"}
+    assert "manifest.json" in outcome.cells[0].error
+
+
 def test_a_resumed_matrix_misses_the_slo_that_its_finished_cell_missed(tmp_path):
     out, defaults = tmp_path / "out", {**QUICK, "slo": ["ttft_p50<=1ms"]}
     path = matrix_file(tmp_path, [{"name": "a", **SIMULATED}], [SHORT], defaults)

@@ -111,6 +111,14 @@ def test_a_trace_is_repeated_over_the_day(tmp_path):
         day(trace=path, shape="flat")
 
 
+def test_a_trace_too_dense_for_a_day_is_refused(tmp_path):
+    path = tmp_path / "trace.csv"
+    rows = ["2023-11-16 18:00:00.000000,374,44", "2023-11-16 18:00:00.000001,374,44"]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    with pytest.raises(InputError, match=r"9.06e\+10 requests, more than 200,000,000: state a lower --peak"):
+        day(trace=path)
+
+
 def test_a_trace_that_does_not_fit_a_whole_number_of_times_fills_the_day_all_the_same(tmp_path):
     """Thirteen hours: the flat fleet is paid for the other eleven, too."""
     rows = [f"2023-11-16 {h:02d}:{m:02d}:00.0,374,44" for h in range(13) for m in range(60)]

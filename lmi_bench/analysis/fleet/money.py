@@ -211,7 +211,7 @@ def parse_availability(text: str) -> Availability:
     if wanted == "n+1":
         return Availability(spare_machines=1)
     kind, _, zones = wanted.partition(":")
-    if kind == "az" and zones.isdigit() and int(zones) >= 2:
+    if kind == "az" and zones.isdecimal() and int(zones) >= 2:
         return Availability(zones=int(zones))
     raise InputError(f"--availability {text}: write none, n+1, or az:K with K zones of at least 2 (az:3)")
 

@@ -102,6 +102,11 @@ class RanksExecutor(ModelNumbers, Generic[R]):
             await asyncio.to_thread(self._worker.shutdown)
         await asyncio.to_thread(self._ranks.close)
 
+    @property
+    def transport(self) -> str:
+        """The means of the ranks' sums; empty for a single rank."""
+        return "" if isinstance(self._ranks, RankWorker) else self._ranks.transport.value
+
     async def _ask(self, request: Request[T]) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._worker, self._ranks.ask, request)

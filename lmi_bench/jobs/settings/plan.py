@@ -118,7 +118,7 @@ class PredictSettings(Settings):
         if self.disaggregate is None:
             return None
         parts = self.disaggregate.split(":")
-        if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+        if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
             raise InputError(f"--disaggregate {self.disaggregate}: write the workers of both pools, such as 1:3")
         return int(parts[0]), int(parts[1])
 

@@ -113,9 +113,10 @@ class Probe:
                 return
             said[path] = f"HTTP {status}" if status else "no answer"
             time.sleep(_RESET_PAUSE_S)
+        answers = ", ".join(f"{path}: {why}" for path, why in said.items())
         raise InputError(
             f"--reset-prefix-cache: {self.url} does not empty its prefix cache "
-            f"({said}); vLLM does if started with VLLM_SERVER_DEV_MODE=1"
+            f"({answers}); vLLM does if started with VLLM_SERVER_DEV_MODE=1"
         )
 
     def post(self, wire_format: WireFormat, body: bytes, *, whole: bool = True) -> Reply:

@@ -129,9 +129,8 @@ def _steady_cell(line: Level) -> Cell:
     steady = line.steady
     if steady.throughput_tokens_per_s is None:
         return Cell(MISSING, steady.reason or "not measured", "na")
-    known = steady.low is not None and steady.high is not None
-    between = interval(steady.low, steady.high) if known else ""  # type: ignore[arg-type]
-    hint = f"{share(steady.share)} of the level" + (f", 95 % interval {between}" if known else "")
+    between = "" if steady.low is None or steady.high is None else interval(steady.low, steady.high)
+    hint = f"{share(steady.share)} of the level" + (f", 95 % interval {between}" if between else "")
     return Cell(number(steady.throughput_tokens_per_s), hint, interval=between)
 
 

@@ -17,6 +17,7 @@ import urllib.request
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
@@ -44,7 +45,7 @@ def _truth_server(*options: str):
     command = [sys.executable, SERVER, "--port", port, "--ttft-ms", TTFT_MS, "--itl-ms", ITL_MS]
     process = subprocess.Popen([*map(str, command), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 300
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
@@ -120,8 +121,9 @@ def test_refused_requests_are_counted_one_by_one():
 
 
 def test_stalls_are_seen_where_they_were():
-    """A fifth of the gaps takes 60 ms longer: the long gaps of both sides are as many."""
+    """A fifth of the gaps takes 60 ms longer: the long gaps of both sides are as many and as long."""
     run, truth = _level("openai", "--stall-p", "0.2", "--stall-ms", "60")
     gaps_ms = [1e3 * (late - early) for r in run.records for early, late in pairwise(r.token_times_s)]
     assert statistics.fmean(gaps_ms) == pytest.approx(truth["itl"]["mean_ms"], rel=TOLERANCE)
-    assert max(gaps_ms) == pytest.approx(truth["itl"]["max_ms"], rel=0.1)
+    for share, name in ((0.5, "p50_ms"), (0.9, "p90_ms")):
+        assert np.quantile(gaps_ms, share) == pytest.approx(truth["itl"][name], rel=TOLERANCE)

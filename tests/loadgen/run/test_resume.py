@@ -79,7 +79,7 @@ class Sweeps:
         return self.sent.read_text().split() if self.sent.exists() else []
 
     def wait_until_sent(self, request: str) -> None:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 600
         while request not in self.sent_requests():
             assert time.monotonic() < deadline_s, f"{request} was never sent"
             time.sleep(0.01)
