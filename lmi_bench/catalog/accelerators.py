@@ -58,7 +58,6 @@ class Accelerator:
     pcie_link: Link
     source: str
     aliases: tuple[str, ...] = ()
-    notes: str = ""
     fp32_flop_per_s: float | None = None
     fp4_flop_per_s: float | None = None
     multiprocessors: int | None = None
@@ -101,7 +100,6 @@ def _from_row(row: Row) -> Accelerator:
         pcie_link=Link("pcie", number_or_none(row["pcie_gb_s_one_way"], _GIGA)),
         source=row["source"],
         aliases=tuple(filter(None, row["aliases"].split(";"))),
-        notes=row["notes"],
         fp4_flop_per_s=number_or_none(row["fp4_dense_tflops"], _TERA),
         multiprocessors=int(row["multiprocessors"]) if row["multiprocessors"] else None,
         compute_capability=number_or_none(row["compute_capability"]),

@@ -44,7 +44,6 @@ class Instance:
     neuron_cores: int | None = None
     network_bits_per_s: float | None = None
     source: str = ""
-    notes: str = ""
 
     @property
     def is_estimated(self) -> bool:
@@ -137,7 +136,6 @@ def _from_row(row: Row) -> Instance:
         neuron_cores=int(row["neuron_cores"]) if row["neuron_cores"] else None,
         network_bits_per_s=number_or_none(row["network_gbps"], 1e9),
         source=row["spec_source"],
-        notes=row["notes"],
     )
 
 

@@ -23,9 +23,8 @@ class CatalogModel:
     shape: ModelShape
     hf_id: str
     checkpoint_dtype: str
-    notes: str
     gated: str
-    contexts: tuple[str, ...] = ()
+    contexts: tuple[str, ...]
 
 
 _COUNTS: Final = [each.name for each in fields(ModelShape) if each.type is int]
@@ -41,12 +40,10 @@ def _from_row(row: Row) -> CatalogModel:
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         source=row["source"],
         architecture=row["architecture"],
-        doubt="",
         **{name: int(row[name] or 0) for name in _COUNTS},
     )
     contexts = tuple(filter(None, row["variant_positions"].split(";")))
-    facts = row["hf_id"], row["checkpoint_dtype"], row["notes"], row["gated"]
-    return CatalogModel(shape, *facts, contexts)
+    return CatalogModel(shape, row["hf_id"], row["checkpoint_dtype"], row["gated"], contexts)
 
 
 @cache

@@ -4,7 +4,6 @@ It takes numpy about a second; the best of several tries counts, since disturban
 probe. A fitted profile keeps the figures of its machine: its shares are relative to them.
 """
 
-import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +69,6 @@ class MeasuredMachine:
                 pcie_link=NO_LINK,
                 source=source,
                 fp32_flop_per_s=self.fp32_flop_per_s,
-                notes=f"{platform.machine()}, {self.cores} cores",
             ),
             num_accelerators=1,
             link=NO_LINK,
