@@ -151,14 +151,14 @@ def draw_world(number: int) -> World:
         model = find_instance(name)
         device = model.accelerator
         assert device.bandwidth_bytes_per_s
-        assert device.fp16_flop_per_s
+        assert device.float16_flop_per_s
         assert model.price_usd_per_hour
         if device.name not in devices:  # the same device is the same in every machine
             devices[device.name] = replace(
                 device,
                 name=f"{device.name}-{number}",
                 bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * between(0.6, 1.7),
-                fp16_flop_per_s=device.fp16_flop_per_s * between(0.6, 1.7),
+                float16_flop_per_s=device.float16_flop_per_s * between(0.6, 1.7),
                 memory_bytes=int(device.memory_bytes * between(0.9, 1.5)),
             )
         machines.append(

@@ -5,7 +5,6 @@ from functools import cache
 from typing import Final, Literal
 
 from lmi_bench.catalog.tables import Index, Row, number_or_none, read_rows
-from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
 
 LinkKind = Literal["none", "pcie", "nvlink", "neuronlink", "xgmi"]
@@ -39,7 +38,7 @@ class Accelerator:
 
     memory_bytes             as the device reports it, not the marketed size
     bandwidth_bytes_per_s    bandwidth of the device memory
-    *_flop_per_s             dense peak of the matrix units in that type (INT8: operations)
+    *_flop_per_s             dense peak of the matrix units in that compute type
     device_link, pcie_link   between devices of a machine: NVLink, NeuronLink or xGMI, and PCIe
     compute_capability       CUDA's, such as 8.6
     multiprocessors          units that run blocks of threads: SMs, AMD's compute units
@@ -50,16 +49,15 @@ class Accelerator:
     vendor: str
     memory_bytes: int
     bandwidth_bytes_per_s: float | None
-    fp16_flop_per_s: float | None
-    bf16_flop_per_s: float | None
-    fp8_flop_per_s: float | None
-    int8_op_per_s: float | None
+    float16_flop_per_s: float | None
+    bfloat16_flop_per_s: float | None
+    float8_flop_per_s: float | None
     device_link: Link
     pcie_link: Link
     source: str
     aliases: tuple[str, ...] = ()
-    fp32_flop_per_s: float | None = None
-    fp4_flop_per_s: float | None = None
+    float32_flop_per_s: float | None = None
+    float4_flop_per_s: float | None = None
     multiprocessors: int | None = None
     compute_capability: float | None = None
     host: str = "x86_64"
@@ -71,17 +69,8 @@ class Accelerator:
 
     def peak_flop_per_s(self, compute_dtype: str) -> float | None:
         """Dense peak for matrix products in this type; None if unsupported or unknown."""
-        peaks = {
-            "float32": self.fp32_flop_per_s,
-            "float16": self.fp16_flop_per_s,
-            "bfloat16": self.bf16_flop_per_s,
-            "float8": self.fp8_flop_per_s,
-            "float4": self.fp4_flop_per_s,
-            "int8": self.int8_op_per_s,
-        }
-        if compute_dtype not in peaks:
-            raise InputError(f"compute type {compute_dtype!r} is not one of {', '.join(sorted(peaks))}")
-        return peaks[compute_dtype]
+        peak: float | None = getattr(self, f"{compute_dtype}_flop_per_s")
+        return peak
 
 
 def _from_row(row: Row) -> Accelerator:
@@ -92,15 +81,14 @@ def _from_row(row: Row) -> Accelerator:
         vendor=row["vendor"],
         memory_bytes=int(row["memory_reported_mib"]) * MIB,
         bandwidth_bytes_per_s=number_or_none(row["bandwidth_gb_s"], _GIGA),
-        fp16_flop_per_s=number_or_none(row["fp16_dense_tflops"], _TERA),
-        bf16_flop_per_s=number_or_none(row["bf16_dense_tflops"], _TERA),
-        fp8_flop_per_s=number_or_none(row["fp8_dense_tflops"], _TERA),
-        int8_op_per_s=number_or_none(row["int8_dense_tops"], _TERA),
+        float16_flop_per_s=number_or_none(row["fp16_dense_tflops"], _TERA),
+        bfloat16_flop_per_s=number_or_none(row["bf16_dense_tflops"], _TERA),
+        float8_flop_per_s=number_or_none(row["fp8_dense_tflops"], _TERA),
         device_link=Link(kind, one_way) if kind else NO_LINK,
         pcie_link=Link("pcie", number_or_none(row["pcie_gb_s_one_way"], _GIGA)),
         source=row["source"],
         aliases=tuple(filter(None, row["aliases"].split(";"))),
-        fp4_flop_per_s=number_or_none(row["fp4_dense_tflops"], _TERA),
+        float4_flop_per_s=number_or_none(row["fp4_dense_tflops"], _TERA),
         multiprocessors=int(row["multiprocessors"]) if row["multiprocessors"] else None,
         compute_capability=number_or_none(row["compute_capability"]),
         host=row["host"],

@@ -448,7 +448,7 @@ def generations(profile: EngineProfile) -> frozenset[tuple[str, int, bool]]:
 def generation(device: Accelerator) -> tuple[str, int, bool]:
     """Vendor, CUDA's major capability, and whether it has FP4 units (AMD states no capability)."""
     capability = int(device.compute_capability or 0)
-    return device.vendor, capability, device.fp4_flop_per_s is not None
+    return device.vendor, capability, device.float4_flop_per_s is not None
 
 
 def _first_mixture(profile: EngineProfile, setup: Setup) -> bool:

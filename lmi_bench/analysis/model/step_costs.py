@@ -195,7 +195,7 @@ class _Rates:
         # attention multiplies 16-bit values whatever the weights are stored in
         wide = (device.peak_flop_per_s("float16") if dtype in _NARROW else peak) or peak
         rest = (device.peak_flop_per_s("float8") or wide) if fmt.rest_bits == _FP8_BITS else wide
-        vector_op_per_s = device.fp32_flop_per_s or wide / _MATRIX_OVER_VECTOR
+        vector_op_per_s = device.float32_flop_per_s or wide / _MATRIX_OVER_VECTOR
         return cls(
             weight_bytes=fmt.bits / memory.BITS_PER_BYTE,
             kv_bytes_per_value=memory.kv_bytes_per_value(setup.dtype, setup.kv_dtype),

@@ -21,7 +21,7 @@ def local():
 def test_the_measured_figures_are_those_of_a_computer(local):
     device = local.accelerator
     assert 1e8 < device.bandwidth_bytes_per_s < 1e13
-    assert 1e8 < device.fp32_flop_per_s < 1e15
+    assert 1e8 < device.float32_flop_per_s < 1e15
     assert local.vcpus >= 1
     assert "measured on this machine" in device.source
 

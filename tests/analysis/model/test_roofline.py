@@ -13,7 +13,7 @@ from lmi_bench.catalog.models import find_model
 @pytest.mark.parametrize(("name", "published"), [("A10G", 116.7), ("A100-40", 200.6), ("A100-80", 153.0)])
 def test_ops_per_byte_and_the_posts_critical_batch_agree_with_the_data_sheets(name, published):
     device = find_accelerator(name)
-    flop, bandwidth = device.fp16_flop_per_s, device.bandwidth_bytes_per_s
+    flop, bandwidth = device.float16_flop_per_s, device.bandwidth_bytes_per_s
     one_weight = Roofline(flop, bandwidth, weight_bytes=2, sequence_bytes=0, flop_per_token=2)
     assert one_weight.ops_per_byte == pytest.approx(published, abs=0.05)
     assert one_weight.critical_batch == pytest.approx(published, abs=0.05)
@@ -22,7 +22,7 @@ def test_ops_per_byte_and_the_posts_critical_batch_agree_with_the_data_sheets(na
 def roofline(model, device_name, context):
     shape, device = find_model(model), find_accelerator(device_name)
     return Roofline(
-        device.fp16_flop_per_s,
+        device.float16_flop_per_s,
         device.bandwidth_bytes_per_s,
         weight_bytes=weight_bytes(shape, "float16"),
         sequence_bytes=context * kv_bytes_per_token(shape),

@@ -34,10 +34,9 @@ DEVICE = Accelerator(
     vendor="nvidia",
     memory_bytes=10**9,
     bandwidth_bytes_per_s=1e9,
-    fp16_flop_per_s=1e9,
-    bf16_flop_per_s=None,
-    fp8_flop_per_s=None,
-    int8_op_per_s=None,
+    float16_flop_per_s=1e9,
+    bfloat16_flop_per_s=None,
+    float8_flop_per_s=None,
     device_link=Link("nvlink", 1e9),
     pcie_link=Link("pcie", 1e9),
     source="made up",
@@ -113,7 +112,7 @@ def test_reads_and_arithmetic_overlap():
 def test_a_large_batch_turns_compute_bound():
     small = StepShape(decode_sequences=1, decode_tokens=1, decode_context_tokens=1)
     large = StepShape(decode_sequences=100, decode_tokens=100, decode_context_tokens=100)
-    fast_maths = replace(DEVICE, fp16_flop_per_s=1e10)
+    fast_maths = replace(DEVICE, float16_flop_per_s=1e10)
     assert model(device=fast_maths).explain(small).binding == "bandwidth"
     assert model(device=fast_maths).explain(large).binding == "compute"
 
@@ -153,7 +152,7 @@ def test_kernels_that_do_not_know_groups_read_the_cache_for_each_query_head():
     profile = replace(TGI_2023, parameters=FREE)
     for sizes, read_bytes in (((), 2_000), ((5, 7), 2_000), ((128,), 4_000)):
         own = replace(profile, shared_head_dims=sizes)
-        fast = replace(DEVICE, fp16_flop_per_s=1e12)  # so that reading is what binds
+        fast = replace(DEVICE, float16_flop_per_s=1e12)  # so that reading is what binds
         priced = StepTimeModel(setup(grouped, fast, 1, NO_LINK), own)
         parts = priced.explain(ONE_DECODE)
         assert parts.kv_s == pytest.approx(read_bytes / 1e9)
