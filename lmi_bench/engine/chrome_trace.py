@@ -21,7 +21,7 @@ _REQUESTS: Final = 2
 
 
 class ChromeTrace:
-    """Writes one trace file; a context manager that closes it. AsyncEngine calls `on_step` and
+    """Writes one trace file; a context manager that ends it. AsyncEngine calls `on_step` and
     `on_end`. Raises InputError if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +38,8 @@ class ChromeTrace:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._file.write(b"{}]\n")  # an empty event: every other line ends with a comma
+        self._file.close()
 
     def on_step(self, batch: StepBatch, start_s: float, end_s: float) -> None:
         """Write a step: its kinds of rows, and its sequences, tokens and draft tokens."""
@@ -71,12 +72,6 @@ class ChromeTrace:
             stop_s = end_s if stop_s is None else stop_s  # it ended in this phase
             if start_s is not None and stop_s is not None:
                 self._span(name, (_REQUESTS, generation.seq_id), (start_s, stop_s), args)
-
-    def close(self) -> None:
-        """End the file. May be called again."""
-        if not self._file.closed:
-            self._file.write(b"{}]\n")  # an empty event: every other line ends with a comma
-            self._file.close()
 
     def _span(self, name: str, line: tuple[int, int], ends_s: tuple[float, float], args: dict[str, Any]) -> None:
         """line  process and thread of the trace"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -38,9 +39,8 @@ def trace(path, *, close=True, drafter=None):
         return both
 
     tracer = ChromeTrace(path)
-    generations = run_virtual(main())
-    if close:
-        tracer.close()
+    with tracer if close else nullcontext():
+        generations = run_virtual(main())
     return tracer, generations
 
 
@@ -83,8 +83,7 @@ def test_what_was_written_before_a_kill_can_be_read(tmp_path):
     tracer._file.flush()
     text = (tmp_path / "trace.json").read_text()
     assert len(json.loads(text.rstrip().rstrip(",") + "]")) == 2 + 6 + 6
-    tracer.close()
-    tracer.close()
+    tracer._file.close()
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
