@@ -29,7 +29,7 @@ from lmi_bench.targets.prompts import find_tokenizer, weights_notes
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.measure import AttentionShape, AttentionTimes
-    from lmi_bench.targets.parts import StepDifference
+    from lmi_bench.engine.torch_backend.static.forward import StepDifference
 
 
 def compile_steps(settings: bundled.CompileSettings, listener: Listener = SILENT) -> "list[StepDifference]":

@@ -22,7 +22,7 @@ from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.replicas import ReplicaGroup
 from lmi_bench.engine.router import make_router
-from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -36,7 +36,6 @@ from lmi_bench.targets.prompts import lengths_of, make_prompts
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
-    from lmi_bench.engine.torch_backend.static.forward import StepDifference as StepDifference
 
     LoadedModel = TorchExecutor | ParallelExecutor  # a model over one rank or several
 
@@ -174,8 +173,6 @@ def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sched
     """The engine's own configuration, overridden by the settings that were stated."""
     shared = {field.name for field in fields(SchedulerConfig)} & {*EngineSection.model_fields}
     stated: dict[str, Any] = {name: getattr(settings, name) for name in shared}
-    stated["policy"] = BatchingPolicy(settings.policy)
-    stated["kv_layout"] = None if settings.kv_layout is None else KvLayout(settings.kv_layout)
     stated["max_batch_delay_s"] = ms_to_s(settings.max_batch_delay_ms)
     budget = settings.max_batch_total_tokens
     if budget is not None:
@@ -192,8 +189,7 @@ def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sched
             )
         stated["num_blocks"] = budget // derived.block_size
     stated = {key: value for key, value in stated.items() if value is not None}
-    others = ("chunked_prefill", "recompute_on_join")
-    if stated["policy"] is not BatchingPolicy.ROLLING or any(map(stated.get, others)):
+    if settings.policy != "rolling" or settings.chunked_prefill or settings.recompute_on_join:
         derived = replace(derived, max_waiting_tokens=0)  # a profile's rule for whole prompts
     return replace(derived, **stated)
 
