@@ -152,12 +152,11 @@ def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSet
     from lmi_bench.engine.torch_backend import load_settings
 
     settings = plan.settings
-    sharing = loading.copies_a_device(settings.replicas, plan.degree, plan.gpus)
     usual, most = load_settings.DEFAULT_MEMORY_SHARE, load_settings.DEFAULT_MOST_CACHE_TOKENS
     if plan.back_end.device == "cuda":
-        alone = sharing == 1 and plan.draft_folder is None
+        alone = plan.sharing == 1 and plan.draft_folder is None
         usual, most = load_settings.GPU_MEMORY_SHARE if alone else usual, sys.maxsize
-    share = (settings.memory_share or usual) / sharing
+    share = (settings.memory_share or usual) / plan.sharing
     if plan.draft_folder is not None:  # both cache the same tokens
         places = (plan.folder, plan.draft_folder)
         own, drafts = (kv_bytes_per_token(folders.shape_of_folder(each)) for each in places)

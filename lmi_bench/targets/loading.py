@@ -52,6 +52,20 @@ class LoadPlan:
     block_size: int
     back_end: BackEnd
 
+    @property
+    def places(self) -> int:
+        """Copies that fit side by side on the GPUs, at least 1; on a CPU 1."""
+        return max(1, (self.gpus or 0) // self.degree)
+
+    @property
+    def sharing(self) -> int:
+        """Maximum number of copies that share a device and its memory."""
+        return -(-self.settings.replicas // self.places)
+
+    def first_device(self, copy: int) -> int:
+        """Index of a copy's first device: side by side, then from the start again."""
+        return copy % self.places * self.degree
+
     def load(
         self, settings: LoadSettings, listener: Listener
     ) -> tuple[tuple[Executor, ...], LoadedModel, LoadedModel | None]:
@@ -61,8 +75,7 @@ class LoadPlan:
         try:
             for number in range(self.settings.replicas):
                 which = f" (copy {number + 1})" if self.settings.replicas > 1 else ""
-                device = first_device(number, self.degree, self.gpus)
-                settings = replace(settings, first_device=device)
+                settings = replace(settings, first_device=self.first_device(number))
                 if copies:
                     settings = replace(settings, num_blocks=copies[0][0].num_blocks)
                 report = partial(_report_bytes, listener, f"weights, MiB{which}")
@@ -130,7 +143,7 @@ def check_memory(plan: LoadPlan, dtype: str) -> None:
         return
     on_cpu = plan.gpus is None
     weight_bytes = shape_of_folder(plan.folder).params_total * torch_dtype(dtype).itemsize
-    weight_bytes *= copies_a_device(plan.settings.replicas, plan.degree, plan.gpus)
+    weight_bytes *= plan.sharing
     check_weights_fit(
         plan.folder.name,
         weight_bytes // (1 if on_cpu else plan.degree),
@@ -176,16 +189,3 @@ def gpu_count(settings: EngineSection) -> int | None:
     import torch
 
     return torch.cuda.device_count()
-
-
-def copies_a_device(copies: int, degree: int, gpus: int | None) -> int:
-    """Maximum number of copies that share a device and its memory.
-
-    degree  devices of a copy; gpus: None on a CPU
-    """
-    return copies if gpus is None else -(-copies // max(1, gpus // degree))
-
-
-def first_device(copy: int, degree: int, gpus: int | None) -> int:
-    """Index of a copy's first device: side by side, then from the start again."""
-    return 0 if gpus is None else copy % max(1, gpus // degree) * degree

@@ -11,7 +11,7 @@ from lmi_bench.core.listener import SILENT
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.targets import bundled
 from lmi_bench.targets.back_ends import BackEnd, step_settings
-from lmi_bench.targets.loading import copies_a_device, first_device, gpu_count
+from lmi_bench.targets.loading import LoadPlan, gpu_count
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,9 @@ from lmi_bench.targets.loading import copies_a_device, first_device, gpu_count
 )
 def test_copies_stand_side_by_side_and_share_only_what_is_too_little(copies, degree, gpus, devices, shared_by):
     """None: the one CPU, which all share."""
-    assert [first_device(copy, degree, gpus) for copy in range(copies)] == devices
-    assert copies_a_device(copies, degree, gpus) == shared_by
+    plan = LoadPlan(EngineSection(replicas=copies), "demo", Path(), None, degree, 8, gpus, 64, BackEnd())
+    assert [plan.first_device(copy) for copy in range(copies)] == devices
+    assert plan.sharing == shared_by
 
 
 def test_an_engine_on_the_cpu_counts_no_gpus():

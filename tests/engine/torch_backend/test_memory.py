@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -12,7 +10,8 @@ from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.torch_backend import memory
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.memory import check_weights_fit
-from lmi_bench.targets.loading import check_memory
+from lmi_bench.targets.back_ends import BackEnd
+from lmi_bench.targets.loading import LoadPlan, check_memory
 
 CPU = torch.device("cpu")
 
@@ -44,6 +43,5 @@ def test_every_copy_needs_its_weights(monkeypatch, make_llama):
     monkeypatch.setattr(memory, "check_weights_fit", lambda _, nbytes, __: asked.append(nbytes))
     for copies in (1, 8):
         settings = EngineSection(replicas=copies)
-        plan = SimpleNamespace(folder=folder, gpus=None, degree=1, settings=settings)
-        check_memory(plan, "float32")
+        check_memory(LoadPlan(settings, "llama", folder, None, 1, 1, None, 64, BackEnd()), "float32")
     assert asked[1] == 8 * asked[0] > 0
