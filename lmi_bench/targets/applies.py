@@ -7,7 +7,7 @@ be those of another engine than the file describes.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
@@ -22,11 +22,9 @@ from lmi_bench.core.scenario import (
 )
 from lmi_bench.core.scenario_fields import Fields
 from lmi_bench.core.slo import Slo
+from lmi_bench.engine.quantization import parse_scheme
 
 Kind = Literal["bundled", "simulated", "url", "sagemaker"]
-_ANY: Final = ("bundled", "simulated", "url", "sagemaker")
-_ENGINE: Final = "engine."
-_CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
 _RECORDED: Final = ("tensor_parallel", "dtype")
 """Accepted for any server: the run records them for a later calibration."""
 _OF_TOKENS: Final = (
@@ -80,7 +78,7 @@ _NEEDS: Final[Mapping[str, Callable[[EngineSection], bool]]] = {
     "replicas": lambda engine: engine.replicas > 1,
     "memory": lambda engine: engine.num_blocks is None,
     "smoothquant": lambda engine: engine.quantize == "smoothquant",
-    "calibrated": lambda engine: engine.quantize in _CALIBRATED,
+    "calibrated": lambda engine: parse_scheme(engine.quantize).calibrated,
     "prepared": _prepares_steps,
     "gpu": runs_on_gpu,
 }
@@ -97,7 +95,7 @@ def _rules() -> Iterator[Rule]:
         names: list[str] = []
         for name in row["names"].split():
             names += [name[:-1] + each for each in fields.get(name, ())] or [name]
-        on = tuple(row["on"].split()) or _ANY
+        on = tuple(row["on"].split()) or get_args(Kind)
         needs, always = _NEEDS[row["needs"]], row["always"] == "yes"
         yield Rule(tuple(names), row["purpose"], on, needs, row["mend"], always=always)
 
@@ -125,7 +123,7 @@ def refuse_idle(kind: Kind, stated: Iterable[str], engine: EngineSection) -> Non
 
 def refuse_impossible(kind: Kind, engine: EngineSection) -> None:
     """Raise InputError for a setting that this kind of engine cannot have."""
-    for name, rule in _idle(kind, _differing(engine, _ENGINE), engine):
+    for name, rule in _idle(kind, _differing(engine, "engine."), engine):
         if rule.always:
             raise _refusal(name, rule)
     if kind == "bundled" and engine.dtype not in (None, *_COMPUTED_DTYPES):
@@ -137,7 +135,7 @@ def refuse_impossible(kind: Kind, engine: EngineSection) -> None:
 
 def idle_in_engine(kind: Kind, engine: EngineSection) -> tuple[str, ...]:
     """A line that names the engine's settings without effect; none if all have one."""
-    return _line("engine settings", _idle(kind, _differing(engine, _ENGINE), engine))
+    return _line("engine settings", _idle(kind, _differing(engine, "engine."), engine))
 
 
 def idle_beside_engine(scenario: Scenario) -> tuple[str, ...]:
