@@ -9,6 +9,7 @@ import asyncio
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -107,12 +108,13 @@ def open_torch_engine(
     load_settings = _load_settings(plan, compile_into)
     if load_settings.quantize == NOT_QUANTIZED:
         loading.check_memory(plan, load_settings.dtype)
-    executors, loaded, draft = plan.load(load_settings, listener)
-    config = _config(plan, loaded, draft)
-    shape = replace(loaded.model_shape, name=plan.name)
+    executors, models = plan.load(load_settings, listener)
+    config = _config(plan, models)
+    shape, *drafts = (model.model_shape for model in models)
+    shape = replace(shape, name=plan.name)
     budget = None
     if settings.follow_memory:
-        budget = loading.memory_budget(settings, (loaded, draft), listener.note)
+        budget = loading.memory_budget(settings, models, listener.note)
     return engine_parts.EngineParts(
         executors=executors,
         config=config,
@@ -121,11 +123,10 @@ def open_torch_engine(
         tensor_parallel=plan.degree,
         router=settings.router,
         back_end_note=plan.back_end.note,
-        facts=_facts(plan, loaded, config),
-        notes=_notes(plan, loaded, draft, config),
-        drafter=drafting.drafter_for(settings, shape, None if draft is None else draft.model_shape),
-        first_replica=loaded,
-        draft=draft,
+        facts=_facts(plan, models[0], config),
+        notes=_notes(plan, models, config),
+        drafter=drafting.drafter_for(settings, shape, drafts[0] if drafts else None),
+        models=models,
         memory_budget=budget,
     )
 
@@ -178,21 +179,20 @@ def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSet
     )
 
 
-def _config(plan: loading.LoadPlan, loaded: LoadedModel, draft: LoadedModel | None) -> SchedulerConfig:
-    """The scheduler's configuration; raises InputError for lengths beyond the model's positions."""
-    longest = loaded.model_shape.max_positions
-    if draft is not None:
-        longest = min(longest, draft.model_shape.max_positions)
+def _config(plan: loading.LoadPlan, models: Sequence[LoadedModel]) -> SchedulerConfig:
+    """The scheduler's configuration; raises InputError for lengths beyond the models' positions."""
+    loaded, *drafts = models
+    longest = min(model.model_shape.max_positions for model in models)
     derived = SchedulerConfig(
         num_blocks=loaded.num_blocks,
         block_size=plan.block_size,
         max_model_len=min(longest, loaded.num_blocks * plan.block_size),
         # a draft model reads the same blocks, and may have a longer window
-        attention_window=None if draft else loaded.model_shape.attention_window,
+        attention_window=None if drafts else loaded.model_shape.attention_window,
     )
     config = engine_parts.scheduler_config(plan.settings, derived)
     if config.max_model_len > longest:
-        with_draft = "" if draft is None else f"with the draft {plan.settings.draft} "
+        with_draft = f"with the draft {plan.settings.draft} " if drafts else ""
         raise InputError(
             f"--max-model-len {config.max_model_len:,}: {plan.name} {with_draft}knows {longest:,} positions"
         )
@@ -217,15 +217,9 @@ def _facts(plan: loading.LoadPlan, loaded: LoadedModel, config: SchedulerConfig)
     }
 
 
-def _notes(
-    plan: loading.LoadPlan, loaded: LoadedModel, draft: LoadedModel | None, config: SchedulerConfig
-) -> tuple[str, ...]:
-    settings, draft_note = plan.settings, ""
-    if draft is not None:
-        draft_note = (
-            f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
-            f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
-        )
+def _notes(plan: loading.LoadPlan, models: Sequence[LoadedModel], config: SchedulerConfig) -> tuple[str, ...]:
+    loaded, *drafts = models
+    settings = plan.settings
     notes = (
         f"{plan.name}: {loaded.model_shape.params_total:,} parameters, {loaded.weights_description}",
         plan.back_end.note,
@@ -236,7 +230,11 @@ def _notes(
         *quantizing.quantize_notes(loaded.quantized),
         *step_notes(settings, loaded.prepared),
         _layout_note(plan, loaded),
-        draft_note,
+        *(
+            f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
+            f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
+            for draft in drafts
+        ),
         *drafting.speculation_notes(settings),
         *idle_in_engine("bundled", settings),
     )

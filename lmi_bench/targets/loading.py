@@ -66,12 +66,10 @@ class LoadPlan:
         """Index of a copy's first device: side by side, then from the start again."""
         return copy % self.places * self.degree
 
-    def load(
-        self, settings: LoadSettings, listener: Listener
-    ) -> tuple[tuple[Executor, ...], LoadedModel, LoadedModel | None]:
+    def load(self, settings: LoadSettings, listener: Listener) -> tuple[tuple[Executor, ...], tuple[LoadedModel, ...]]:
         """The executor of every copy, each with as many blocks as the first; the first copy's
-        model, and its draft model."""
-        copies: list[tuple[LoadedModel, LoadedModel | None]] = []
+        model, and its draft model if there is one."""
+        copies: list[tuple[LoadedModel, ...]] = []
         try:
             for number in range(self.settings.replicas):
                 which = f" (copy {number + 1})" if self.settings.replicas > 1 else ""
@@ -81,14 +79,14 @@ class LoadPlan:
                 report = partial(_report_bytes, listener, f"weights, MiB{which}")
                 copies.append(self._load_copy(settings, report, listener.progress))
         except BaseException:
-            asyncio.run(close_all([each for copy in copies for each in copy if each is not None]))
+            asyncio.run(close_all([each for copy in copies for each in copy]))
             raise
-        executors = tuple(loaded if draft is None else DraftingExecutor(loaded, draft) for loaded, draft in copies)
-        return executors, *copies[0]
+        executors = tuple(copy[0] if self.draft_folder is None else DraftingExecutor(*copy) for copy in copies)
+        return executors, copies[0]
 
     def _load_copy(
         self, settings: LoadSettings, report: Callable[[int, int], None], tell: Progress
-    ) -> tuple[LoadedModel, LoadedModel | None]:
+    ) -> tuple[LoadedModel, ...]:
         from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
 
         loaded: LoadedModel
@@ -99,7 +97,7 @@ class LoadPlan:
         else:
             loaded = self._on_one_device(self.folder, settings, progress=report, tell=tell)
         if self.draft_folder is None:
-            return loaded, None
+            return (loaded,)
         of_draft = replace(
             settings,
             num_blocks=loaded.num_blocks,
@@ -151,9 +149,7 @@ def check_memory(plan: LoadPlan, dtype: str) -> None:
     )
 
 
-def memory_budget(
-    settings: EngineSection, models: Sequence[LoadedModel | None], tell: Callable[[str], None]
-) -> MemoryBudget:
+def memory_budget(settings: EngineSection, models: Sequence[LoadedModel], tell: Callable[[str], None]) -> MemoryBudget:
     """Each copy's memory budget: a share of the free memory, less a twentieth of the machine's.
 
     models  the model and its draft, which each cache the same tokens
@@ -169,7 +165,7 @@ def memory_budget(
     place = torch.device("cpu")
     return MemoryBudget(
         free_bytes=lambda: free_memory_bytes(place) // settings.replicas,
-        bytes_per_block=sum(model.kv_cache_bytes // model.num_blocks for model in models if model is not None),
+        bytes_per_block=sum(model.kv_cache_bytes // model.num_blocks for model in models),
         keep_bytes=int(_KEPT_MEMORY_FRAC * memory_bytes()) // settings.replicas,
         tell=tell,
     )

@@ -51,7 +51,7 @@ class EngineParts:
     drafter         of speculative decoding
     router          policy that chooses the replica for a request
     back_end_note   what runs the steps of a bundled engine, and why
-    first_replica   of a bundled engine; draft: its draft model
+    models          of a bundled engine's replica: its model, then a draft model
     memory_budget   of each replica's cache if it follows the free memory
     """
 
@@ -67,8 +67,7 @@ class EngineParts:
     tensor_parallel: int = 1
     router: str = "round_robin"
     back_end_note: str = ""
-    first_replica: "LoadedModel | None" = None
-    draft: "LoadedModel | None" = None
+    models: "tuple[LoadedModel, ...]" = ()
     memory_budget: MemoryBudget | None = None
 
     @property
@@ -77,20 +76,14 @@ class EngineParts:
         return 0.0 if self.profile is None else self.profile.parameters.request_overhead_s
 
     @property
-    def models(self) -> "tuple[LoadedModel, ...]":
-        """Of a replica of a bundled engine."""
-        return tuple(model for model in (self.first_replica, self.draft) if model is not None)
-
-    @property
     def quantized(self) -> QuantizedBytes | None:
         """Result of quantizing the model's matrices; None without quantization."""
-        return None if self.first_replica is None else self.first_replica.quantized
+        return self.models[0].quantized if self.models else None
 
     @property
     def loaded(self) -> "LoadedModel":
-        """The first replica of a bundled engine; its methods are for use before the start."""
-        assert self.first_replica is not None
-        return self.first_replica
+        """The model of a bundled engine; its methods are for use before the start."""
+        return self.models[0]
 
     def engine(self, trace: ChromeTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager. Raises
