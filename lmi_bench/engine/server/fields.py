@@ -34,22 +34,19 @@ def load_json_object(body: bytes) -> dict[str, Any]:
 class Fields(BaseModel):
     """One JSON object of a request.
 
-    neutral         unsupported fields, each with the value that has no effect: `fields.csv`
-    without_effect  other known fields that change nothing here: those without a value there
-    section         the field that is itself an object of fields, if there is one
+    neutral  unsupported fields, each with the value that has no effect, in JSON: `fields.csv`;
+             an empty text: any value changes nothing here
+    section  the field that is itself an object of fields, if there is one
     """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-    neutral: ClassVar[Mapping[str, Any]] = {}
-    without_effect: ClassVar[tuple[str, ...]] = ()
+    neutral: ClassVar[Mapping[str, str]] = {}
     section: ClassVar[str] = ""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         names = {base.__name__.strip("_") for base in cls.__mro__}
-        found = [(row["field"], row["neutral"]) for row in _TABLE if row["object"] in names]
-        cls.neutral = {name: orjson.loads(value) for name, value in found if value}
-        cls.without_effect = tuple(name for name, value in found if not value)
+        cls.neutral = {row["field"]: row["neutral"] for row in _TABLE if row["object"] in names}
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Itself, since it is frozen: pydantic copies a field's default for each request."""
@@ -82,17 +79,15 @@ class Fields(BaseModel):
     def model_post_init(self, context: Any) -> None:
         """Raise InputError for unsupported fields, unless their value has no effect."""
         for name, sent in (self.model_extra or {}).items():
-            if name in self.neutral and sent != self.neutral[name]:
+            if (neutral := self.neutral.get(name)) and sent != orjson.loads(neutral):
                 raise InputError(
-                    f"{name}={_show(sent)} is not supported by this server: "
-                    f"omit {name} or set it to {_show(self.neutral[name])}"
+                    f"{name}={_show(sent)} is not supported by this server: omit {name} or set it to {neutral}"
                 )
 
     @property
     def ignored(self) -> list[str]:
         """Names of the fields that the server does not know, those of the section last."""
-        known = (*self.neutral, *self.without_effect) if self.model_extra else ()
-        names = [name for name in self.model_extra or () if name not in known]
+        names = [name for name in self.model_extra or () if name not in self.neutral]
         return names + (getattr(self, self.section).ignored if self.section else [])
 
 
