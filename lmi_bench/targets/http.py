@@ -46,8 +46,7 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         scenario, asked, found, notes = _ask(scenario, probe)
     else:
         asked, found, notes = access.asked, None, ()
-    tokenizers = (scenario.model, asked["tokenizer"])
-    tokenizer = _first_tokenizer(tokenizers)
+    tokenizer = _first_tokenizer((scenario.model, asked["tokenizer"]))
     wire_format = find_format(scenario.protocol, stream=scenario.stream)
     if asked["format"]:
         wire_format = type(wire_format)(**asked["format"])
@@ -81,7 +80,7 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         ),
         title=f"{redact_text(scenario.target)}, {scenario.protocol}, {scenario.model}",
         facts=facts,
-        tokenizers=tokenizers,
+        tokenizer=tokenizer,
         notes=notes,
         secrets=access.secrets(),
         metrics_url=urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", "")),
@@ -207,7 +206,7 @@ def endpoint_bench(
     *,
     title: str,
     facts: Mapping[str, Any],
-    tokenizers: tuple[str | None, ...],
+    tokenizer: Tokenizer | None,
     notes: tuple[str, ...],
     **more: Any,
 ) -> Bench:
@@ -224,7 +223,6 @@ def endpoint_bench(
     way_notes, way_facts = _way(at, insecure=client.insecure)
     notes, facts = notes + way_notes, {**facts, **way_facts}
     facts = {key: value for key, value in facts.items() if value is not None}
-    tokenizer = _first_tokenizer(tokenizers)
     text: PromptText = common_words if tokenizer is None else ExactText(tokenizer)
     if tokenizer is None:
         notes += (

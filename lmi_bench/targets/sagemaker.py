@@ -16,6 +16,7 @@ from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.targets.bench import Access, Bench
 from lmi_bench.targets.http import endpoint_bench
+from lmi_bench.targets.prompts import find_tokenizer
 from lmi_bench.wire.format import DISCOVERED, find_format
 
 
@@ -57,7 +58,7 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         functools.partial(SageMakerTarget, aws, invocation, wire_format, headers=access.headers),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,
-        tokenizers=(model,),
+        tokenizer=find_tokenizer(model),
         notes=found.notes,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
         usd_per_hour=found.price_usd_per_hour,
