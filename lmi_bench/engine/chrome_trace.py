@@ -6,9 +6,10 @@ microseconds on the engine's clock since the first event.
 """
 
 from collections import Counter
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import orjson
 
@@ -20,7 +21,7 @@ _STEPS: Final = 1  # "processes" of the trace
 _REQUESTS: Final = 2
 
 
-class ChromeTrace:
+class ChromeTrace(AbstractContextManager["ChromeTrace"]):
     """Writes one trace file; a context manager that ends it. AsyncEngine calls `on_step` and
     `on_end`. Raises InputError if the file cannot be written."""
 
@@ -33,9 +34,6 @@ class ChromeTrace:
         self._file.write(b"[\n")
         for process, name in ((_STEPS, "engine steps"), (_REQUESTS, "requests")):
             self._write({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.write(b"{}]\n")  # an empty event: every other line ends with a comma
