@@ -1,7 +1,7 @@
 """Assembles a simulated engine: a model on an instance, each step taking its predicted time."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lmi_bench.analysis.model import capacity
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
@@ -101,13 +101,9 @@ def open_simulated_engine(
 
 def _profile(settings: EngineSection) -> EngineProfile:
     """The profile that the settings name, with the memory that they state."""
-    stated = {
-        "memory_share": settings.memory_share,
-        "block_size": settings.block_size,
-        "cache_tokens": settings.kv_tokens,
-    }
-    given: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
-    return replace(find_profile(settings.profile), **given)
+    found = find_profile(settings.profile, settings.kv_tokens)
+    share, block_size = settings.memory_share or found.memory_share, settings.block_size or found.block_size
+    return replace(found, memory_share=share, block_size=block_size)
 
 
 def _setup(model: str, instance_type: str, settings: EngineSection, profile: EngineProfile, tokens: int) -> Setup:
