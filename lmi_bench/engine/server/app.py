@@ -197,8 +197,7 @@ async def listening(
         def connected() -> asyncio.Protocol:
             protocol = connect()
             if silent is not None:
-                close = partial(_close_silent, protocol, silent)
-                silent[protocol] = loop.call_later(REQUEST_TIMEOUT_S, close)
+                silent[protocol] = loop.call_later(REQUEST_TIMEOUT_S, _close_silent, protocol, silent)
             return protocol
 
         try:
