@@ -32,17 +32,15 @@ class BackEnd:
     """The step back end of an engine.
 
     compiled  the native step; None if another back end runs it
-    reason    why the requested or preferred back end is not used
+    reason    why the preferred back end, native on a CPU and else Triton, is not used
     triton    True if decode steps run in Triton; prompts run in torch on the same GPU
     device    cpu or cuda
-    preferred  the back end that `reason` is about
     """
 
     compiled: "StepLibrary | None" = None
     reason: str | None = None
     triton: bool = False
     device: str = "cpu"
-    preferred: str = "native"
 
     @property
     def name(self) -> str:
@@ -54,8 +52,8 @@ class BackEnd:
     @property
     def note(self) -> str:
         """One line for the start of every run."""
-        because = "" if self.reason is None else f"; not {self.preferred}, because {self.reason}"
-        place = "" if self.device == "cpu" else f" on {self.device}"
+        preferred, place = ("native", "") if self.device == "cpu" else ("triton", f" on {self.device}")
+        because = "" if self.reason is None else f"; not {preferred}, because {self.reason}"
         return f"step back end {self.name}{place}{because}"
 
     def facts(self) -> dict[str, Any]:
@@ -128,7 +126,7 @@ def _triton(folder: Path, *, degree: int, block_size: int) -> BackEnd:
     reason = unsupported(spec_from_hf_config(folder.name, read_config(folder)), block_size)
     if degree > 1:
         reason = _SPLIT
-    return BackEnd(reason=reason, triton=reason is None, device="cuda", preferred="triton")
+    return BackEnd(reason=reason, triton=reason is None, device="cuda")
 
 
 def _check_gpu(option: str) -> None:

@@ -212,7 +212,6 @@ def engine_limits(scenario: Scenario, parts: EngineParts, levels: Sequence[Level
     for line in levels:
         running = round((line.mean_concurrency or 0) / copies)
         batch = max(1, min(running, int((limits.b_max_expected or 0) / copies or running)))
-        shape = StepShape(decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context)
-        binding[line.load.value] = model.explain(shape).binding
+        binding[line.load.value] = model.explain(StepShape.decoding(batch, batch * context)).binding
     b_star = float("inf") if critical is None else critical * copies
     return replace(limits, b_star=b_star, binding=binding)
