@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.folder import read_object
+from lmi_bench.models.folder import optional_object
 
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _CONFIG: Final = "tokenizer_config.json"
@@ -48,14 +48,14 @@ class ChatTemplate:
     def from_folder(cls, folder: Path) -> "ChatTemplate | None":
         """The template that transformers would use; None if the folder has none. Raises InputError
         if one of its files is invalid."""
-        config, where = _object_of(folder / _CONFIG), folder / _CONFIG
+        config, where = optional_object(folder / _CONFIG), folder / _CONFIG
         stated = config.get("chat_template")
         named = stated if isinstance(stated, list) else [{"name": "default", "template": stated}]
         found = {str(e.get("name")): e.get("template") for e in named if isinstance(e, dict)}
         for main in (folder / "chat_template.jinja", folder / "chat_template.json"):
             if main.is_file():
                 is_json, where = main.suffix == ".json", main
-                text = _object_of(main).get("chat_template") if is_json else read_text(main)
+                text = optional_object(main).get("chat_template") if is_json else read_text(main)
                 found = {"default": text}  # transformers has then no others by name
                 break
         for beside in (folder / "additional_chat_templates").glob("*.jinja"):
@@ -63,7 +63,7 @@ class ChatTemplate:
         sources = {name: text for name, text in found.items() if isinstance(text, str)}
         if "default" not in sources:
             return None
-        older = _object_of(folder / "special_tokens_map.json")
+        older = optional_object(folder / "special_tokens_map.json")
         tokens = {name: config.get(name) or older.get(name) for name in _SPECIAL_TOKENS}
         texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in tokens.items()}
         special_tokens = {name: text for name, text in texts.items() if isinstance(text, str)}
@@ -106,8 +106,3 @@ def _compiled(source: str) -> Template:
 
 def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _object_of(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no file."""
-    return read_object(path) if path.is_file() else {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.core.errors import CapacityError, InputError, installed
-from lmi_bench.models.folder import read_object
+from lmi_bench.models.folder import optional_object
 
 _UNFINISHED: Final = "�"  # how `tokenizers` decodes bytes that are not (yet) UTF-8
 _HIDDEN: Final = [byte for byte in range(256) if byte < 33 or 126 < byte < 161 or byte == 173]
@@ -38,8 +38,7 @@ class Tokenizer:
         self._tokenizer, self.folder = tokenizer, folder
         tokenizer.no_truncation()  # a tokenizer saved during training may truncate or pad
         tokenizer.no_padding()
-        path = None if folder is None else folder / "generation_config.json"
-        stated = read_object(path) if path is not None and path.is_file() else {}
+        stated = optional_object(folder / "generation_config.json") if folder is not None else {}
         self.sampling: Mapping[str, float] = {
             name: stated[name] for name in _SAMPLING if type(stated.get(name)) in (int, float)
         }
@@ -247,7 +246,7 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
     a wrapper count before its text model's."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        stated = read_object(path) if path.is_file() else {}
+        stated = optional_object(path)
         value, text = stated.get("eos_token_id"), stated.get("text_config")
         if value is None and isinstance(text, dict):
             value = text.get("eos_token_id")

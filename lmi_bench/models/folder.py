@@ -89,6 +89,11 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def optional_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no file."""
+    return read_object(path) if path.is_file() else {}
+
+
 def config_file(name: str) -> Path | None:
     """The config.json that a name means, a folder's or the file itself; None if it means none."""
     path = Path(name)
