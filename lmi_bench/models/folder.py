@@ -161,8 +161,7 @@ def with_rope_scaling(config: Mapping[str, Any], scaling: RopeScaling) -> dict[s
     changed.pop("rope_scaling", None)
     near = own.pop("sliding_attention", None)
     own |= own.pop("full_attention", None) or {}
-    trained = next((v for o in (own, changed) if (v := o.get(_TRAINED))), None)
-    trained = trained or changed.get("max_position_embeddings")
+    trained = own.get(_TRAINED) or changed.get(_TRAINED) or changed.get("max_position_embeddings")
     if not isinstance(trained, int):
         raise InputError("config.json has no max_position_embeddings: no length to scale")
     rope = {"rope_type": scaling.kind, "factor": scaling.factor, _TRAINED: trained}
