@@ -175,15 +175,12 @@ def with_rope_scaling(config: Mapping[str, Any], scaling: RopeScaling) -> dict[s
     return changed
 
 
-def rope_scaled_folder(folder: Path, scaling: RopeScaling, cache_dir: Path | None = None) -> Path:
-    """Make a folder `NAME-linear-2` that any back end loads like an ordinary model folder.
-
-    cache_dir  None: $XDG_CACHE_HOME/lmi-bench/rope, or ~/.cache/lmi-bench/rope
-    """
+def rope_scaled_folder(folder: Path, scaling: RopeScaling) -> Path:
+    """Make a folder `NAME-linear-2`, in the user's cache, that any back end loads like another."""
     config = json.dumps(with_rope_scaling(read_config(folder), scaling), indent=2)
     source = folder.resolve()
     digest = hashlib.sha256(f"{source}\n{config}".encode()).hexdigest()[:16]
-    made = (cache_dir or default_cache_dir("rope")) / digest / f"{folder.name}-{scaling}"
+    made = default_cache_dir("rope") / digest / f"{folder.name}-{scaling}"
     write_text(made / "config.json", config + "\n")
     for entry in made.iterdir():
         if entry.is_symlink() and not entry.exists():

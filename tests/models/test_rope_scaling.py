@@ -22,7 +22,8 @@ LLAMA = {
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = tmp_path / "model"
     made.mkdir()
     (made / "config.json").write_text(json.dumps(LLAMA))
@@ -30,24 +31,24 @@ def folder(tmp_path):
     return made
 
 
-def test_twice_the_factor_is_twice_the_positions(folder, tmp_path):
+def test_twice_the_factor_is_twice_the_positions(folder):
     assert shape_of_folder(folder).max_positions == 2048
-    scaled = rope_scaled_folder(folder, parse_rope_scaling("linear:2"), tmp_path / "cache")
+    scaled = rope_scaled_folder(folder, parse_rope_scaling("linear:2"))
     assert shape_of_folder(scaled).max_positions == 4096
     assert scaled.name == "model-linear-2"
     assert (scaled / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_the_models_own_folder_is_left_as_it_was(folder, tmp_path):
-    rope_scaled_folder(folder, parse_rope_scaling("yarn:4"), tmp_path / "cache")
+def test_the_models_own_folder_is_left_as_it_was(folder):
+    rope_scaled_folder(folder, parse_rope_scaling("yarn:4"))
     assert json.loads((folder / "config.json").read_text()) == LLAMA
 
 
-def test_a_second_call_sees_what_has_changed_in_the_folder(folder, tmp_path):
-    first = rope_scaled_folder(folder, parse_rope_scaling("linear:2"), tmp_path / "cache")
+def test_a_second_call_sees_what_has_changed_in_the_folder(folder):
+    first = rope_scaled_folder(folder, parse_rope_scaling("linear:2"))
     (folder / "model.safetensors").unlink()
     (folder / "other.safetensors").write_bytes(b"new")
-    again = rope_scaled_folder(folder, parse_rope_scaling("linear:2"), tmp_path / "cache")
+    again = rope_scaled_folder(folder, parse_rope_scaling("linear:2"))
     assert again == first
     assert sorted(entry.name for entry in again.iterdir()) == ["config.json", "other.safetensors"]
 
