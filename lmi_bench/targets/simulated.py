@@ -61,7 +61,6 @@ def open_simulated_engine(
     total_tokens = settings.max_model_len or max_total_tokens
     setup = _setup(model, instance_type, settings, profile, total_tokens)
     config = engine_parts.scheduler_config(settings, capacity.scheduler_config_for(setup, profile, total_tokens))
-    draft = None if setup.speculation is None else setup.speculation.draft
     notes = (
         f"{setup.shape.name} on {setup.instance.instance_type} "
         f"({setup.instance.accelerator.name}), TP {setup.tensor_parallel}, {setup.dtype}: "
@@ -93,7 +92,7 @@ def open_simulated_engine(
         setup=setup,
         profile=profile,
         notes=tuple(filter(None, notes)),
-        drafter=drafter_for(settings, setup.shape, draft, simulated=True),
+        drafter=drafter_for(settings, setup.shape, setup.draft, simulated=True),
         tensor_parallel=setup.tensor_parallel,
         router=settings.router,
     )
@@ -152,7 +151,7 @@ def _executors(setup: Setup, profile: EngineProfile, settings: EngineSection, bl
         SimulatedExecutor(step_time, block_size=block_size, draft_acceptance=acceptance)
         for _ in range(settings.replicas)
     ]
-    draft = None if setup.speculation is None else setup.speculation.draft
+    draft = setup.draft
     if draft is None:
         return tuple(executors)
     draft_time = capacity.step_time_model_for(replace(setup, shape=draft), profile)
