@@ -7,6 +7,7 @@ from lmi_bench.analysis.model import capacity
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup, Speculation
+from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
@@ -15,7 +16,6 @@ from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.loadgen.prompts.prompts import PromptText, distinct_ids, no_text
-from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets import parts as engine_parts
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.bench import Bench
@@ -121,11 +121,11 @@ def _setup(model: str, instance_type: str, settings: EngineSection, profile: Eng
             f"{copies} replicas of {degree} device(s) need {copies * degree}, but {instance_type} "
             f"has {devices}: lower --replicas or --tp"
         )
-    setup = Setup(shape, instance, degree, dtype, speculation=_speculation(settings, shape))
+    setup = Setup(shape, instance, degree, dtype, speculation=_speculation(settings))
     return setup.beside(copies)
 
 
-def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | None:
+def _speculation(settings: EngineSection) -> Speculation | None:
     if settings.draft is None:
         return None
     if settings.draft_acceptance is None:
@@ -135,26 +135,17 @@ def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | No
             "measures it)"
         )
     draft = None if settings.draft == NGRAM_DRAFT else find_model(settings.draft)
-    if draft is not None and draft.vocab_size != shape.vocab_size:
-        raise InputError(
-            f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
-            f"{shape.vocab_size:,}: a draft's token ids must mean the same"
-        )
     return Speculation(settings.draft_tokens, settings.draft_acceptance, draft)
 
 
 def _executors(setup: Setup, profile: EngineProfile, settings: EngineSection, block_size: int) -> tuple[Executor, ...]:
     """One executor per replica, with its draft model's if there is one."""
-    step_time = capacity.step_time_model_for(setup, profile)
+    model = capacity.planned_model_for(setup, profile)
+    target, draft = (model.target, model.draft) if isinstance(model, SpeculativeModel) else (model, None)
     acceptance = settings.draft_acceptance or 0.0
     executors: list[Executor] = [
-        SimulatedExecutor(step_time, block_size=block_size, draft_acceptance=acceptance)
-        for _ in range(settings.replicas)
+        SimulatedExecutor(target, block_size=block_size, draft_acceptance=acceptance) for _ in range(settings.replicas)
     ]
-    draft = setup.draft
     if draft is None:
         return tuple(executors)
-    draft_time = capacity.step_time_model_for(replace(setup, shape=draft), profile)
-    return tuple(
-        DraftingExecutor(executor, SimulatedExecutor(draft_time, block_size=block_size)) for executor in executors
-    )
+    return tuple(DraftingExecutor(executor, SimulatedExecutor(draft, block_size=block_size)) for executor in executors)
