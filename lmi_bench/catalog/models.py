@@ -90,13 +90,9 @@ def _read_as(name: str) -> CatalogModel | None:
     if _INDEX.has(name):
         return None
     words = [word for word in model_words(name) if not _DATE.fullmatch(word)]
-    found = [
-        entry
-        for entry in all_model_entries()
-        if any(model_words(each)[: len(words)] == words for each in _names(entry) if each)
-    ]
-    exact = [entry for entry in found if any(model_words(n) == words for n in _names(entry) if n)]
-    found = exact or found
+    forms = [(entry, [model_words(each) for each in _names(entry) if each]) for entry in all_model_entries()]
+    exact = [entry for entry, names in forms if words in names]
+    found = exact or [entry for entry, names in forms if any(each[: len(words)] == words for each in names)]
     return found[0] if len(found) == 1 and words else None
 
 
