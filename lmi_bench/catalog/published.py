@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -53,14 +52,7 @@ def published_table(name: str) -> Path:
     return Path(str(files("lmi_bench.catalog") / "data" / "published" / name))
 
 
-@cache
-def jumpstart_concurrency() -> tuple[PublishedCell, ...]:
-    """Llama 2 7B and 13B by instance, degree, number of instances and concurrency (132 cells)."""
-    return tuple(map(_cell, read_rows("published/jumpstart_concurrency.csv")))
-
-
-@cache
-def jumpstart_extremes() -> tuple[PublishedCell, ...]:
-    """Lowest latency and highest throughput of 15 models (64 cells)."""
-    names = ("jumpstart_min_latency", "jumpstart_max_throughput")
-    return tuple(_cell(row) for name in names for row in read_rows(f"published/{name}.csv"))
+def jumpstart_cells(*tables: str) -> tuple[PublishedCell, ...]:
+    """The cells of these tables: Llama 2 7B and 13B by `concurrency`, instance, degree and number of
+    instances; `min_latency` and `max_throughput` of 15 models."""
+    return tuple(_cell(row) for table in tables for row in read_rows(f"published/jumpstart_{table}.csv"))

@@ -19,7 +19,7 @@ from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
+from lmi_bench.catalog.published import jumpstart_cells
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.traces import Trace, read_trace
@@ -74,7 +74,7 @@ def compare_accelerators(settings: AcceleratorSettings, listener: Listener = SIL
 
 def measured_presets(model: str | None) -> list[comparison.Preset]:
     """Measured configurations of one model, or of all; raises InputError for an unknown model."""
-    cells = (*jumpstart_concurrency(), *jumpstart_extremes())
+    cells = jumpstart_cells("concurrency", "min_latency", "max_throughput")
     names = sorted({cell.model for cell in cells})
     if model is not None:
         wanted = "".join(filter(str.isalnum, model.lower()))

@@ -7,7 +7,7 @@ import pytest
 from lmi_bench.catalog.accelerators import all_accelerators, find_accelerator
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import all_model_entries, find_model, find_model_entry, model_note
-from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
+from lmi_bench.catalog.published import jumpstart_cells
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.planning_config import planning_shape
@@ -205,13 +205,13 @@ def test_operations_a_byte_are_those_of_the_row():
 
 
 def test_the_published_tables_ship_whole():
-    cells = jumpstart_concurrency()
-    assert (len(cells), len(jumpstart_extremes())) == (132, 32 + 32)
-    assert len({cell.model for cell in jumpstart_extremes()}) == 15
+    cells = jumpstart_cells("concurrency")
+    assert (len(cells), len(jumpstart_cells("min_latency", "max_throughput"))) == (132, 32 + 32)
+    assert len({cell.model for cell in jumpstart_cells("min_latency", "max_throughput")}) == 15
     first = cells[0]
     assert (first.throughput_tokens_per_s, first.latency_s_per_token) == (30.0, 0.033)
     assert {cell.replicas for cell in cells} == {1, 2, 3}
-    for cell in (*cells, *jumpstart_extremes()):
+    for cell in (*cells, *jumpstart_cells("min_latency", "max_throughput")):
         find_model(cell.model)
         find_instance(cell.instance_type)
 

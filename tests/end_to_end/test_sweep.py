@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.catalog.published import jumpstart_concurrency
+from lmi_bench.catalog.published import jumpstart_cells
 from tests.end_to_end.commands import ONCE, command, environment, lmi_bench
 from tests.loadgen.ask.test_discover import good_completions, playing, says
 
@@ -40,7 +40,7 @@ def test_a_simulated_g5_2xlarge_has_the_published_knees_and_throughput(tmp_path)
     )
     published = {
         cell.concurrency: cell.throughput_tokens_per_s
-        for cell in jumpstart_concurrency()
+        for cell in jumpstart_cells("concurrency")
         if (cell.table, cell.instance_type) == ("instance_comparison", "ml.g5.2xlarge")
     }
     assert len(published) == 7

@@ -29,7 +29,7 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.catalog.published import jumpstart_concurrency
+from lmi_bench.catalog.published import jumpstart_cells
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import GENERATOR_LIMITED, SpeedStep, UnplannedLengths
@@ -365,7 +365,7 @@ def test_copies_share_the_users_evenly():
 def test_the_shipped_profile_predicts_the_published_sweeps():
     """All published levels of one copy: median error within 5 % in tok/s, 7 % in ms/token."""
     throughput, latency = [], []
-    for row in jumpstart_concurrency():
+    for row in jumpstart_cells("concurrency"):
         if row.replicas > 1 or row.model != "Llama 2 7B":
             continue
         level = cell(
@@ -390,7 +390,7 @@ def test_the_shipped_profile_predicts_several_instances_that_it_has_not_seen(cop
         predict_cell(TGI_2023, cell(row.concurrency, replicas=row.replicas)).throughput_tokens_per_s
         / row.throughput_tokens_per_s
         - 1
-        for row in jumpstart_concurrency()
+        for row in jumpstart_cells("concurrency")
         if row.replicas == copies
     ]
     assert np.median(np.abs(errors)) <= 0.06

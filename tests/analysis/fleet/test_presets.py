@@ -8,9 +8,9 @@ import pytest
 
 from lmi_bench.analysis.fleet.accelerator_comparison import LOWER_COST, LOWER_LATENCY, presets
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
+from lmi_bench.catalog.published import jumpstart_cells
 
-CELLS = (*jumpstart_concurrency(), *jumpstart_extremes())
+CELLS = jumpstart_cells("concurrency", "min_latency", "max_throughput")
 G5 = ("ml.g5.2xlarge", "ml.g5.12xlarge", "ml.g5.48xlarge")
 PRICES = {name: find_instance(name).price_usd_per_hour for name in G5}
 

@@ -12,7 +12,7 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.catalog.published import jumpstart_concurrency
+from lmi_bench.catalog.published import jumpstart_cells
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
@@ -71,7 +71,7 @@ def test_the_simulated_sweep_of_a_published_instance_is_close_to_it():
     """g5.2xlarge, 256 / 256, concurrency 1 to 64: each level within 25 %, median within 10 %."""
     shape, instance = find_model("llama-2-7b"), find_instance("ml.g5.2xlarge")
     model = step_time_model_for(Setup(shape, instance, 1, "float16"), TGI_2023)
-    rows = [row for row in jumpstart_concurrency() if row.table == "instance_comparison"]
+    rows = [row for row in jumpstart_cells("concurrency") if row.table == "instance_comparison"]
     errors = []
     latency = {}
     for row in rows:
