@@ -20,10 +20,6 @@ class CollectiveFit:
     bytes_per_s: float
     worst_error_frac: float
 
-    def time_s(self, size_bytes: float) -> float:
-        """Predicted time of one all-reduce."""
-        return self.latency_s + size_bytes / self.bytes_per_s
-
 
 def fit_all_reduce(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> CollectiveFit:
     """The constants with the least squared relative error; raises InputError for under 2 sizes.
