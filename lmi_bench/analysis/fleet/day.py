@@ -106,6 +106,7 @@ def shaped(shape: str, *, peak_per_s: float, least_share: float = 0.2) -> LoadCu
 
 
 STEP_S = 10.0
+_SCALE_IN_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +115,18 @@ class Scaling:
 
     capacity_per_s  of a machine within the SLOs, in requests each second
     target_per_s    load of a machine to keep; capacity_per_s without head-room
-    least, most     machines; scale-in after `scale_in_s` of lower demand without waiting load
+    least           machines; fewer after five minutes of lower demand without waiting load
     availability    spare machines beside these, which are paid but not loaded
     """
 
     capacity_per_s: float
     target_per_s: float
     least: int = 1
-    most: int = 1000
-    scale_in_s: float = 300.0
     availability: Availability = NO_SPARES
 
     def wanted(self, rate_per_s: float) -> int:
         """Machines that a load needs."""
-        number = math.ceil(rate_per_s / self.target_per_s - 1e-9)
-        return min(self.most, max(self.least, number))
+        return max(self.least, math.ceil(rate_per_s / self.target_per_s - 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ def play_day(curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: f
             ready += coming.popleft()[1]
         if wanted < ready and waiting <= _NOTHING:
             fewer_since_s = now_s if fewer_since_s is None else fewer_since_s
-            if now_s - fewer_since_s >= scaling.scale_in_s:
+            if now_s - fewer_since_s >= _SCALE_IN_S:
                 ready, fewer_since_s = wanted, None
         else:
             fewer_since_s = None
@@ -233,10 +231,9 @@ def plan_day(
     if not 0 < least_slo_share <= 1:
         raise InputError(f"the SLO share must be above 0 and at most 1, got {least_slo_share:g}")
     target = capacity_per_s / (1 + curve.steepest_growth_per_s() * start_up.total_s)
-    most = max(1000, math.ceil(curve.peak_per_s / target))
-    scaling = Scaling(capacity_per_s, target, most=most, availability=availability)
+    scaling = Scaling(capacity_per_s, target, availability=availability)
     flat_machines = max(1, math.ceil(curve.peak_per_s / capacity_per_s - 1e-9))
-    fixed = replace(scaling, target_per_s=capacity_per_s, least=flat_machines, most=flat_machines)
+    fixed = replace(scaling, target_per_s=capacity_per_s, least=flat_machines)
     scaled = play_day(curve, scaling, start_up)
     flat = play_day(curve, fixed, start_up)
     flat_machines = availability.machines(flat_machines)
