@@ -115,10 +115,8 @@ def attention_params(shape: ModelShape) -> int:
 def busiest_rank_sd(ranks: int) -> float:
     """By how many standard deviations the largest of n equal shares exceeds the mean.
 
-    Blom's expected largest of n normal values: 1.43 for 8 (exact 1.42), 2.08 for 32 (2.07).
+    Blom's expected largest of n normal values: 0 for 1, 1.43 for 8 (exact 1.42), 2.08 for 32.
     """
-    if ranks < 2:
-        return 0.0
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 

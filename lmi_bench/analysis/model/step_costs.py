@@ -289,12 +289,11 @@ def _split_costs(setup: Setup) -> SplitCosts | None:
         return None
     linear = shape.params_active - memory.embedding_params(shape)
     routed = memory.expert_params(shape) * shape.experts_per_token / max(1, shape.experts)
-    spreads = parallelism.expert_parallel and ranks > 1
     return SplitCosts(
         groups=parallelism.attention_groups,
         attention_share=attention_params(shape) / linear,
         stages=parallelism.pipeline,
-        busiest=busiest_rank_sd(ranks) if spreads else 0.0,
+        busiest=busiest_rank_sd(ranks) if parallelism.expert_parallel else 0.0,
         experts=shape.experts / ranks,
         expert_share=routed / linear,
         rows_per_expert_row=ranks / max(1, shape.experts_per_token),
