@@ -31,6 +31,7 @@ from lmi_bench.core.workload import LevelSizes, LevelSpec
 
 TOLERANCE = 0.05
 """Relative width of the bracket at which the search ends."""
+_STEP = math.log1p(TOLERANCE)  # in log load
 
 _FAR = 0.25  # measured / limit, or its inverse, below which a stride may be the longest
 _LONG_STRIDE, _STRIDE, _SHORTEST_STRIDE = 4.0, 2.0, 1.5
@@ -53,7 +54,7 @@ Lines = Sequence[Level]
 
 @dataclass(frozen=True, slots=True)
 class SloSearch:
-    """Where and how finely to search; `next_level` is the rule.
+    """Where to search; `next_level` is the rule.
 
     sizes        requests a level; at least as many as the SLOs' quantiles need
     """
@@ -64,7 +65,6 @@ class SloSearch:
     start: float = START_USERS
     least: float = 1.0
     most: float = 4096.0
-    tolerance: float = TOLERANCE
 
     def next_level(self, finished: Lines) -> LevelSpec | None:
         """The level to run after the finished ones; None when the boundary is known."""
@@ -96,7 +96,7 @@ class SloSearch:
         """Whether a bracket is as narrow as required, or as whole users allow."""
         if self.axis == "concurrency" and high - low <= 1:
             return True
-        return high <= low * (1 + self.tolerance) * (1 + 1e-4)
+        return high <= low * (1 + TOLERANCE) * (1 + 1e-4)
 
     def _seek_above(self, trials: Sequence[Trial], finished: Lines) -> LevelSpec | None:
         """Go up to where half of the curves through the trials have reached the limit."""
@@ -128,12 +128,11 @@ class SloSearch:
         if not self._was_poor(width, finished):
             place = min(width, max(0.0, _crossing(trials) - low.log_load))
         reached = low.load * math.exp(place)
-        step = math.log1p(self.tolerance)
-        closes_below = place <= step
+        closes_below = place <= _STEP
         if closes_below:
-            place = min(step, width / 2)
-        elif width - place <= step:
-            place = width - min(step, width / 2)
+            place = min(_STEP, width / 2)
+        elif width - place <= _STEP:
+            place = width - min(_STEP, width / 2)
         load = low.load * math.exp(place)
         if self.axis == "concurrency":
             rounded = math.floor(load + 1e-9) if closes_below else round(load)
@@ -160,13 +159,12 @@ class SloSearch:
                 return self._full_level(end.load, finished)
         # noise may close a bracket in the wrong place: the curve, which uses all levels, shows it
         crossing = float(crossings[len(crossings) // 2])
-        step = math.log1p(self.tolerance)
-        if low.log_load - step <= crossing <= high.log_load + step:
+        if low.log_load - _STEP <= crossing <= high.log_load + _STEP:
             return None
         load = math.exp(min(trials[-1].log_load, max(trials[0].log_load, crossing)))
         if self.axis == "concurrency":
             load = round(load)
-        known = any(one.full and abs(one.log_load - math.log(load)) < step / 2 for one in trials)
+        known = any(one.full and abs(one.log_load - math.log(load)) < _STEP / 2 for one in trials)
         return None if known else self._full_level(load, finished)
 
     def _is_settled(self, end: Trial, chance: float, trials: Sequence[Trial], finished: Lines) -> bool:
@@ -179,8 +177,7 @@ class SloSearch:
             return True
         if self.axis == "rate_per_s" and end.judgement.passed:
             return False  # a probe ends before a queue shows
-        step = math.log1p(self.tolerance) * (1 + 1e-3)
-        near = [one for one in trials if abs(one.log_load - end.log_load) <= step]
+        near = [one for one in trials if abs(one.log_load - end.log_load) <= _STEP * (1 + 1e-3)]
         requests = sum(one.requests for one in near)
         return requests >= needed or (chance >= _CERTAIN and requests >= requests_needed(self.slos))
 
@@ -209,7 +206,7 @@ class SloSearch:
         needed = max(asked, requests_needed(self.slos))
         if self.axis == "rate_per_s" and self.sizes.requests_per_level is None:
             # a level shorter than some answers would end before its excess load shows
-            span_s = max(_answer_s(finished) * _FULL_SPAN, self._growth_s(finished, self.tolerance))
+            span_s = max(_answer_s(finished) * _FULL_SPAN, self._growth_s(finished, TOLERANCE))
             needed = max(needed, math.ceil(load * span_s))
         return needed
 
