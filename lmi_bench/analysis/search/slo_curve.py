@@ -49,16 +49,13 @@ class _Setting:
 
 
 class SloCurve:
-    """The levels of a search: log loads, log ratios, and the noise (sd) of the log ratios.
+    """Latency over load by the trials of a search, whose loads are distinct and increasing."""
 
-    The arrays have shape (levels,); the loads are distinct and increasing.
-    """
-
-    def __init__(self, log_load: FloatArray, log_ratio: FloatArray, noise: FloatArray) -> None:
-        self._start = float(log_load[0])
-        self._at = log_load - self._start
-        self._above_prior = log_ratio - _SLOPE * self._at
-        self._variance = np.maximum(noise, _LEAST_NOISE) ** 2
+    def __init__(self, trials: "Sequence[Trial]") -> None:
+        self._start = trials[0].log_load
+        self._at = np.array([one.log_load - self._start for one in trials])
+        self._above_prior = np.array([one.log_ratio for one in trials]) - _SLOPE * self._at
+        self._variance = np.maximum([one.noise for one in trials], _LEAST_NOISE) ** 2
 
     def crossings(self, reach: float = 0.0, *, seed: int = 0) -> FloatArray:
         """Log loads at which drawn curves reach the limit, increasing; at most DRAWS of them.
@@ -263,12 +260,3 @@ def bracket(trials: Sequence[Trial]) -> Bracket:
     passing = int(np.searchsorted(pooled.x, 0.0, side="right"))
     low = trials[passing - 1] if passing else None
     return Bracket(low, trials[passing] if passing < len(trials) else None)
-
-
-def curve(trials: Sequence[Trial]) -> SloCurve:
-    """Latency over load by all trials."""
-    return SloCurve(
-        np.array([one.log_load for one in trials]),
-        np.array([one.log_ratio for one in trials]),
-        np.array([one.noise for one in trials]),
-    )

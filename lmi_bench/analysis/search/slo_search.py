@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from lmi_bench.analysis.results.quantiles import central_interval
 from lmi_bench.analysis.results.repeats import steady_lines
 from lmi_bench.analysis.results.slo_results import requests_needed
-from lmi_bench.analysis.search.slo_curve import Bracket, Trial, bracket, by_load, curve, trial
+from lmi_bench.analysis.search.slo_curve import Bracket, SloCurve, Trial, bracket, by_load, trial
 from lmi_bench.core.findings import SloAnswer, whole
 from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.load import LoadAxis
@@ -151,7 +151,7 @@ class SloSearch:
 
     def _confirm(self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines) -> LevelSpec | None:
         """A full level at an end of the closed bracket that has too few requests."""
-        crossings = curve(trials).crossings()
+        crossings = SloCurve(trials).crossings()
         beyond_low = float((crossings >= low.log_load).mean())
         within_high = float((crossings <= high.log_load).mean())
         for end, chance in ((low, beyond_low), (high, within_high)):
@@ -240,7 +240,7 @@ class SloSearch:
 
 def _crossing(trials: Sequence[Trial], reach: float = 0.0) -> float:
     """The median log load at which the curves through the trials reach the limit."""
-    crossings = curve(trials).crossings(reach)
+    crossings = SloCurve(trials).crossings(reach)
     return float(crossings[len(crossings) // 2])
 
 
@@ -280,7 +280,7 @@ def slo_answer(search: SloSearch, levels: Lines, *, seed: int = 0) -> SloAnswer:
     if found.low is not None:
         low = search.surely_carried(found.low, levels)
         if high is not None:  # from below the lowest load tried (then 0) to twice the highest
-            crossings = curve(trials).crossings(_LOOK_BEYOND, seed=seed)
+            crossings = SloCurve(trials).crossings(_LOOK_BEYOND, seed=seed)
             first, last = central_interval(crossings, BOUNDARY_CONFIDENCE)
             last = min(last, trials[-1].log_load + _LOOK_BEYOND)
             low, high = min(low, math.exp(first)), max(math.exp(last), high)

@@ -27,7 +27,10 @@ def line(knee, slope=0.7, loads=LOADS):
 
 
 def crossings(log_ratio, noise, loads=LOADS, **options):
-    return SloCurve(np.log(loads), log_ratio, np.full(loads.size, noise)).crossings(**options)
+    judged, noise = Judgement(True, 1.0, "e2e_p90<=2000ms", 100), np.broadcast_to(noise, loads.shape)
+    each = zip(loads.tolist(), log_ratio.tolist(), noise.tolist(), strict=True)
+    trials = [Trial(load, judged, above, sd, requests=100, full=True) for load, above, sd in each]
+    return SloCurve(trials).crossings(**options)
 
 
 def test_levels_without_noise_give_the_place_of_a_power_law():
@@ -77,7 +80,7 @@ def test_a_few_requests_above_the_limit_at_a_low_load_do_not_pull_the_boundary_t
     log_ratio = line(70.0)
     noise = np.full(LOADS.size, 0.03)
     log_ratio[0], noise[0] = 0.1, 0.5
-    found = np.exp(SloCurve(np.log(LOADS), log_ratio, noise).crossings(1.0))
+    found = np.exp(crossings(log_ratio, noise, reach=1.0))
     assert np.quantile(found, 0.025) > 60.0
 
 
@@ -107,8 +110,7 @@ def test_draws_do_not_depend_on_the_signs_that_a_processor_gives_eigenvectors(mo
 
 def test_one_level_alone_says_little():
     """Half the slope's prior: 4 users at a third of the limit reach it at 4 * 3 ** (1 / 0.5)."""
-    curve = SloCurve(np.array([math.log(4.0)]), np.array([-math.log(3.0)]), np.array([0.02]))
-    found = curve.crossings(5.0)
+    found = crossings(np.array([-math.log(3.0)]), 0.02, np.array([4.0]), reach=5.0)
     assert np.median(found) == pytest.approx(math.log(36.0), abs=0.7)
     low, high = found[len(found) // 10], found[9 * len(found) // 10]
     assert high - low > 1.0
