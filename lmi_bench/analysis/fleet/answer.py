@@ -280,7 +280,6 @@ _RATE_UNKNOWN = "the rate is not known (add --rate):"
 _LENGTHS_ASSUMED = "the lengths are assumed, not measured"
 PRICE_ESTIMATED = "the price is an estimate (~):"
 PRICE_UNKNOWN = "no price is known for"
-_MEASUREMENT = ("rate_per_s", "machines", "chance", "saves_usd_per_hour")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +298,9 @@ class Measurement(JsonValue):
     saves_usd_per_hour: float
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "instance": self.layout.instance.instance_type,
-            "tensor_parallel": self.layout.tensor_parallel,
-            **{name: getattr(self, name) for name in _MEASUREMENT},
-        }
+        content, layout = super(Measurement, self).to_json(), self.layout
+        del content["layout"]
+        return {"instance": layout.instance.instance_type, "tensor_parallel": layout.tensor_parallel, **content}
 
 
 @dataclass(frozen=True, slots=True)
