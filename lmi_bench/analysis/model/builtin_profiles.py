@@ -152,7 +152,7 @@ def _akin(
 
     Profiles of mixtures alone are left out for a dense model, and for few bits if they saw none.
     """
-    wanted = bool(models) and _mixtures_only(models)
+    wanted = _mixtures_only(models)
     own = {generation(device) for device in devices}
     found = [
         profile

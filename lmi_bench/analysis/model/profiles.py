@@ -371,10 +371,8 @@ _V1_LARGE, _V1_SMALL = (8192, 1024), (2048, 256)
 _SGLANG_TOKENS: Final = ((35 * GIB, 2048), (60 * GIB, 4096))
 
 
-def vllm_defaults(version: tuple[int, ...] | None) -> str:
-    """The rule of a version such as (0, 6, 3); None: the newest."""
-    if version is None or version >= (0, 8):
-        return V1
+def vllm_defaults(version: tuple[int, ...]) -> str:
+    """The rule of a version before 0.8, such as (0, 6, 3)."""
     if version >= (0, 6, 5):
         return CHUNKS
     return SMALL_CHUNKS if version >= (0, 5, 4) else WHOLE_PROMPTS
