@@ -184,7 +184,7 @@ def _with_host(setup: Setup, profile: EngineProfile, config: SchedulerConfig) ->
     model = step_time_model_for(setup, profile)
     tokens = min(config.max_rolling_batch_prefill_tokens, config.max_model_len)
     prompt = StepShape(1, tokens, tokens * (tokens + 1) // 2)
-    if model.copy_token_s * tokens >= model.step_time_s(prompt):
+    if model.costs.copy_token_s * tokens >= model.step_time_s(prompt):
         return config
     token_bytes = kv_bytes_of(setup, config.max_model_len) * setup.devices
     return replace(config, host_blocks=int(size_bytes / token_bytes / config.block_size))

@@ -93,7 +93,7 @@ class SpeculativeModel:
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one token for every sequence, and of the step's prompts."""
-        copy_s = self.target.copy_token_s * shape.copied_tokens
+        copy_s = self.target.costs.copy_token_s * shape.copied_tokens
         return copy_s + self.pricer()(*step_time.counts_of(shape))
 
     def step_times_s(self, steps: step_time.StepColumns) -> NDArray[np.float64]:

@@ -61,17 +61,15 @@ class StepParts:
 
     weights_s, kv_s        reads of weights and cache; compute_s: arithmetic, at the same time
     all_reduce_s           sums over the ranks, after them
-    gap_s                  kernel time beyond reads and arithmetic
     host_s                 launch of the step, at the same time as the GPU part
     host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts
-    total_s                the step
+    total_s                the step, with gaps between kernels
     """
 
     weights_s: float
     kv_s: float
     compute_s: float
     all_reduce_s: float
-    gap_s: float
     host_s: float
     host_per_sequence_s: float
     host_per_prompt_token_s: float
@@ -257,7 +255,6 @@ class StepTimeModel:
 
     def __init__(self, setup: Setup, profile: EngineProfile) -> None:
         self.costs = step_costs(setup, profile)
-        self.copy_token_s = self.costs.copy_token_s
         self._lines: dict[int, tuple[float, float]] = {}
 
     @cached_property
@@ -290,7 +287,6 @@ class StepTimeModel:
             kv_s=kv_s + costs.attention.row_s * rows,
             compute_s=linear_s + attention_s,
             all_reduce_s=costs.all_reduce_s + costs.all_reduce_token_s * every,
-            gap_s=costs.gap_s,
             host_s=max(costs.host_s * (rows > 0), costs.launch_s * (step.prefill_sequences > 0)),
             host_per_sequence_s=costs.host_row_s * rows,
             host_per_prompt_token_s=costs.host_token_s * step.prefill_tokens
@@ -301,7 +297,7 @@ class StepTimeModel:
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one step, after the copies from the host."""
         if shape.prefill_tokens or shape.decode_tokens != shape.decode_sequences:
-            copy_s = self.copy_token_s * shape.copied_tokens
+            copy_s = self.costs.copy_token_s * shape.copied_tokens
             return copy_s + self.drafted(counts_of(shape), shape.decode_tokens)[-1]
         return self._price(shape.decode_sequences, shape.decode_context_tokens, 0, 0, 0.0, 0)
 
