@@ -107,7 +107,7 @@ def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Ite
     """
     if not ranked or not request.objective.startswith("cost"):
         return
-    best, machines = ranked[0], {each.instance_type: each for each in request.considered}
+    best, machines = ranked[0], {each.instance_type: each for each in request.instances}
     if best.price_range_usd_per_hour is not None:
         of = str(best.cost.price_component).replace("component not stated", "an unnamed service")
         yield f"{PRICE_ESTIMATED} it is that of {of}; check the hosting price before buying"

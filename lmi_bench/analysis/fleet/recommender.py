@@ -163,7 +163,7 @@ def prepare(request: RecommendRequest, tell: Progress = no_progress) -> Prepared
 def screen(request: RecommendRequest, tell: Progress = no_progress) -> tuple[list[Planned], list[Rejection]]:
     """Every layout that can run, with the capacity of a copy in closed form."""
     tell("fitting the model into machines", 0.0)
-    allowed, elsewhere = request.requirements.split_by_region(request.considered)
+    allowed, elsewhere = request.requirements.split_by_region(request.instances)
     possible, rejected = split_layouts(
         allowed,
         request.workload,

@@ -1,7 +1,7 @@
 """A recommendation's request: workload, load, limits and objective."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from lmi_bench.analysis.fleet import money
@@ -31,6 +31,7 @@ class RecommendRequest:
     load                 of the whole fleet: random arrivals, or users with a pause between answer
                          and next request; None: one machine, at the highest rate of random
                          arrivals that keeps the SLOs and 80 % of saturation; saturated without SLOs
+    instances            machines to choose from; the catalog's with endpoints unless given
     degrees              tensor-parallel degrees to consider; None: powers of two
     settings             of the engine to choose from, beside machines and degrees
     engine_version       of the server, if it is not the profile's
@@ -48,7 +49,7 @@ class RecommendRequest:
     load: Load | None = None
     slos: tuple[Slo, ...] = ()
     objective: Objective = "cost"
-    instances: tuple[Instance, ...] | None = None
+    instances: tuple[Instance, ...] = field(default_factory=reprice)
     degrees: Sequence[int] | None = None
     engine_version: str | None = None
     blended_ratio: float = 3.0
@@ -92,11 +93,6 @@ class RecommendRequest:
     def open_loop(self) -> bool:
         """Whether requests arrive at a rate, independent of answers; so they do at a capacity."""
         return self.rate_per_s is not None or (self.users is None and bool(self.slos))
-
-    @property
-    def considered(self) -> tuple[Instance, ...]:
-        """The machines to choose from: the given ones, else the whole catalog."""
-        return reprice() if self.instances is None else self.instances
 
     def fleet_usd_per_hour(self, layout: Layout, machines: int) -> float | None:
         """USD for an hour of that many machines by the purchase; None: not known."""

@@ -143,7 +143,7 @@ def sensitivity(request: RecommendRequest, answer: Recommendation) -> list[Answe
     if answer.recommended is None:
         return []
     names = list(dict.fromkeys(candidate.instance for candidate in answer.candidates))[:_RIVALS]
-    rivals = tuple(each for each in request.considered if each.instance_type in names)
+    rivals = tuple(each for each in request.instances if each.instance_type in names)
     return [
         *_by_price(request, answer),
         *_by_load(request, answer.recommended, rivals),

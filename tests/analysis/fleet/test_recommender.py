@@ -33,7 +33,7 @@ def ask(slos=(), workload=LLAMA, instances=SEEN, profile=TGI_2023, **options):
 
 @pytest.fixture(scope="module")
 def whole_catalog():
-    return ask(instances=None, load=Load(rate_per_s=5.0))
+    return ask(instances=reprice(), load=Load(rate_per_s=5.0))
 
 
 def test_every_machine_of_the_catalog_is_a_candidate_or_rejected_with_a_reason(whole_catalog):
