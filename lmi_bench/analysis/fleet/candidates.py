@@ -162,13 +162,8 @@ def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool, 
     """
     layout, copy, machines = fleet
     operating = operating_of(request, fleet)
-    users = None if request.open_loop else max(1, round(operating.batch))
-    observed = None
-    if simulate and users is None:
-        observed = copy.simulation.at_rate(operating.rate_per_s)
-    elif simulate and users is not None:
-        observed = copy.simulation.at_concurrency(users)
-    asked = Load(users, operating.rate_per_s if users is None else None)
+    asked = Load(rate_per_s=operating.rate_per_s) if request.open_loop else Load(max(1, round(operating.batch)))
+    observed = copy.simulation.under(asked) if simulate else None
     load = uncertainty.under_load(set_up(layout, copy.plan.workload), copy.fit.profile, asked)
     reason = uncertainty.why_withheld(copy.fit, load)
     sure = None

@@ -92,17 +92,16 @@ class CopySimulation:
             self._seen[rate_per_s] = self._run_rate(rate_per_s)
         return self._seen[rate_per_s]
 
-    def at_concurrency(self, concurrency: int) -> "Latencies | None":
-        """Latencies of users with evenly spread starts; None for large batches."""
-        if concurrency > _LARGEST_SIMULATED_BATCH:
+    def under(self, load: Load) -> "Latencies | None":
+        """`at_rate`, or latencies of users with evenly spread starts; None: see the class."""
+        if load.rate_per_s is not None:
+            return self.at_rate(load.rate_per_s)
+        users = int(load.value)
+        if users > _LARGEST_SIMULATED_BATCH:
             return None
-        steady = self.plan.steady
-        level = self.plan.simulate(
-            LevelSpec(0, Load(concurrency=concurrency), num_requests=4 * concurrency),
-            seed=self.seed,
-            spacing_s=1 / steady.rate_per_s(concurrency),
-        )
-        return Latencies.of(level.records[concurrency : 3 * concurrency], open_loop=False)
+        spec, steady = LevelSpec(0, load, num_requests=4 * users), self.plan.steady
+        level = self.plan.simulate(spec, seed=self.seed, spacing_s=1 / steady.rate_per_s(users))
+        return Latencies.of(level.records[users : 3 * users], open_loop=False)
 
     def sustained_rate(self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float | None = None) -> float:
         """Highest rate of a grid that keeps the SLOs under a fixed draw of arrivals; 0 if none.
