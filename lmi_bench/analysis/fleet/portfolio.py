@@ -12,6 +12,7 @@ A device serves one model; a host with several models is assumed to be as fast a
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -128,20 +129,33 @@ def share_machines(
         raise InputError(f"a portfolio holds 1 to {MOST_MODELS} models, got {len(members)}")
     if len({member.name for member in members}) < len(members):
         raise InputError("two models of the portfolio have the same name")
-    cheapest: dict[frozenset[int], SharedFleet | None] = {}
-    for size in range(1, len(members) + 1):
-        for chosen in combinations(range(len(members)), size):
-            fleets = _fleets([members[i] for i in chosen], instances, purchase, availability)
-            cheapest[frozenset(chosen)] = min(
-                fleets, key=lambda fleet: (fleet.usd_per_hour, fleet.machines), default=None
-            )
+
+    @cache
+    def cheapest(*models: int) -> SharedFleet | None:
+        fleets = _fleets([members[i] for i in models], instances, purchase, availability)
+        return min(fleets, key=lambda fleet: (fleet.usd_per_hour, fleet.machines), default=None)
+
+    @cache
+    def divided(*models: int) -> tuple[float, tuple[SharedFleet, ...]]:
+        """The least cost of these models, and their groups."""
+        if not models:
+            return 0.0, ()
+        options = []
+        for size in range(len(models)):
+            for others in combinations(models[1:], size):
+                group = cheapest(models[0], *others)
+                if group is not None:
+                    usd, groups = divided(*(i for i in models[1:] if i not in others))
+                    options.append((usd + group.usd_per_hour, (group, *groups)))
+        return min(options, key=lambda each: each[0])
+
     separate = []
     for index, member in enumerate(members):
-        fleet = cheapest[frozenset({index})]
+        fleet = cheapest(index)
         if fleet is None:
             raise InputError(f"{member.name}: no priced machine carries its load within its limits")
         separate.append(fleet)
-    return Portfolio(tuple(_divided(len(members), cheapest)), tuple(separate))
+    return Portfolio(divided(*range(len(members)))[1], tuple(separate))
 
 
 def _fleets(
@@ -175,20 +189,3 @@ def pack(copies: Sequence[tuple[str, int]], devices: int) -> tuple[tuple[tuple[s
             machines.append(machine := [])
         machine.append(copy)
     return tuple(tuple(machine) for machine in machines)
-
-
-def _divided(count: int, cheapest: Mapping[frozenset[int], SharedFleet | None]) -> tuple[SharedFleet, ...]:
-    """The division of least cost, computed by subsets of growing size."""
-    best: dict[frozenset[int], tuple[float, tuple[SharedFleet, ...]]] = {frozenset(): (0.0, ())}
-    for size in range(1, count + 1):
-        for chosen in combinations(range(count), size):
-            rest = chosen[1:]
-            options = []
-            for more in range(len(rest) + 1):
-                for others in combinations(rest, more):
-                    group = cheapest[frozenset({chosen[0], *others})]
-                    left = best[frozenset(rest) - frozenset(others)]
-                    if group is not None and left[0] < math.inf:
-                        options.append((left[0] + group.usd_per_hour, (group, *left[1])))
-            best[frozenset(chosen)] = min(options, key=lambda each: each[0])
-    return best[frozenset(range(count))][1]
