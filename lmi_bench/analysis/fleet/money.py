@@ -120,10 +120,8 @@ def commitment_of(machines: int, needed: Sequence[float], price_usd: float, *, d
 
 def best_commitment(needed: Sequence[float], *, discount: float) -> int:
     """Machines that are needed for more than the break-even share of the hours, 1 - d."""
-    committed = 0
-    while sum(number > committed for number in needed) > (1 - discount) * len(needed):
-        committed += 1
-    return committed
+    falling, hours = sorted(needed, reverse=True), math.floor((1 - discount) * len(needed))
+    return math.ceil(falling[hours]) if hours < len(needed) else 0
 
 
 @dataclass(frozen=True, slots=True)
