@@ -62,7 +62,7 @@ class StepParts:
     weights_s, kv_s        reads of weights and cache; compute_s: arithmetic, at the same time
     all_reduce_s           sums over the ranks, after them
     host_s                 launch of the step, at the same time as the GPU part
-    host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts
+    serial_s               bookkeeping of the batch and the prompts, before and after these
     total_s                the step, with gaps between kernels
     """
 
@@ -71,8 +71,7 @@ class StepParts:
     compute_s: float
     all_reduce_s: float
     host_s: float
-    host_per_sequence_s: float
-    host_per_prompt_token_s: float
+    serial_s: float
     total_s: float
 
     @property
@@ -83,13 +82,12 @@ class StepParts:
 
     def seconds_by_limit(self) -> dict[Binding, float]:
         """The step's seconds by what they go to; gaps between kernels go to nothing."""
-        memory_s, serial_s = self.weights_s + self.kv_s, self.host_per_sequence_s
-        serial_s += self.host_per_prompt_token_s
+        memory_s = self.weights_s + self.kv_s
         kernels_s = max(memory_s, self.compute_s)
         if self.host_s > kernels_s + self.all_reduce_s:
-            return {"host": self.host_s + serial_s}
+            return {"host": self.host_s + self.serial_s}
         of_kernels: Binding = "bandwidth" if memory_s >= self.compute_s else "compute"
-        return {of_kernels: kernels_s, "link": self.all_reduce_s, "host": serial_s}
+        return {of_kernels: kernels_s, "link": self.all_reduce_s, "host": self.serial_s}
 
 
 Counted = Callable[[Amount, Amount, Amount, Amount, Amount, Amount, Amount, float], "Seconds[Amount]"]
@@ -282,15 +280,14 @@ class StepTimeModel:
         weights_s, linear_s, kv_s, attention_s, _, total_s = self.drafted(counts_of(step), step.decode_tokens)
         if costs.many is not None and every >= costs.many_rows:
             weights_s = costs.many.products.first_s
+        prompts_s = costs.host_token_s * step.prefill_tokens + costs.host_prompt_s * step.prefill_sequences
         return StepParts(
             weights_s=weights_s,
             kv_s=kv_s + costs.attention.row_s * rows,
             compute_s=linear_s + attention_s,
             all_reduce_s=costs.all_reduce_s + costs.all_reduce_token_s * every,
             host_s=max(costs.host_s * (rows > 0), costs.launch_s * (step.prefill_sequences > 0)),
-            host_per_sequence_s=costs.host_row_s * rows,
-            host_per_prompt_token_s=costs.host_token_s * step.prefill_tokens
-            + costs.host_prompt_s * step.prefill_sequences,
+            serial_s=costs.host_row_s * rows + prompts_s,
             total_s=total_s,
         )
 

@@ -113,7 +113,7 @@ def test_two_stages_take_the_time_of_half_the_batch_and_a_lone_row_gains_nothing
     staged = step_time_model_for(setup(two), GRAPH_GPU_PRIOR)
     hops_s = 2 * 1.5e-5
     half = whole.explain(decode(64))
-    halves_s = half.total_s + half.host_per_sequence_s + hops_s + 64 * 14_336 / 50e9
+    halves_s = half.total_s + half.serial_s + hops_s + 64 * 14_336 / 50e9
     assert staged.step_time_s(decode(128)) == pytest.approx(halves_s, rel=0.001)
     lone_s = whole.step_time_s(decode(1))
     assert staged.step_time_s(decode(1)) == pytest.approx(lone_s + hops_s, rel=0.001)

@@ -339,7 +339,7 @@ def test_launches_of_a_latent_prompt_bound_short_prompts_and_are_hidden_by_long_
     assert heads.step_time_s(short) < 0.5 * least_s
     hidden = latent.explain(long)
     gpu_s = hidden.compute_s + hidden.all_reduce_s + latent.costs.gap_s
-    assert hidden.total_s == pytest.approx(gpu_s + hidden.host_per_prompt_token_s, rel=1e-3)
+    assert hidden.total_s == pytest.approx(gpu_s + hidden.serial_s, rel=1e-3)
     decoding = StepShape(decode_sequences=1, decode_tokens=1, decode_context_tokens=1000)
     assert latent.step_time_s(decoding) < 0.5 * least_s
 
