@@ -213,9 +213,8 @@ class Candidate(JsonValue):
             if name not in known["figures"]:
                 raise InputError(f"{where}: {name} must be an object with `predicted`")
         known["attainment"] = known["attainment"] or None
-        for name in ("engine", "estimated", "price_range_usd_per_hour"):  # follow from others
-            known.pop(name, None)
         known["setting"] = EngineSetting.from_json(known["setting"])
+        # keys that follow from others, such as `estimated`, are no fields, and so not written again
         return cls(**cls._read(known, where) | {"file_keys": None})
 
 
