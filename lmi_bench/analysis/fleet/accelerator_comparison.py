@@ -12,7 +12,7 @@ Beside them: measured serving configurations, the cheapest and the fastest of ea
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
@@ -23,27 +23,28 @@ from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER
 from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.published import PublishedCell
+from lmi_bench.core.json_value import JsonValue, key_of
 from lmi_bench.core.units import bytes_to_gib, s_to_ms
 
 _GB_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class FourSteps:
+class FourSteps(JsonValue):
     """One accelerator, on the machine where it is cheapest; None is not known.
 
-    machine            one with that many devices where there is one
     devices            that hold weights and the cache of B* sequences; None: more than 64
     usd_per_hour_gb_s  price of one accelerator's hour over its GB/s
+    machine            one with that many devices where there is one
     """
 
     accelerator: str
-    machine: Instance
     critical_batch: float | None
-    kv_gib: float | None
+    kv_gib: float | None = field(metadata=key_of("kv_gib_at_critical_batch"))
     devices: int | None
     usd_per_hour_device: float | None
-    usd_per_hour_gb_s: float | None
+    usd_per_hour_gb_s: float | None = field(metadata=key_of("usd_per_hour_per_gb_s"))
+    machine: Instance
 
     @property
     def holds(self) -> bool:
@@ -51,18 +52,10 @@ class FourSteps:
         return self.devices is not None and self.devices <= self.machine.num_accelerators
 
     def to_json(self) -> dict[str, Any]:
-        machine = self.machine
-        return {
-            "accelerator": self.accelerator,
-            "critical_batch": self.critical_batch,
-            "kv_gib_at_critical_batch": self.kv_gib,
-            "devices": self.devices,
-            "usd_per_hour_device": self.usd_per_hour_device,
-            "usd_per_hour_per_gb_s": self.usd_per_hour_gb_s,
-            "price_of": machine.instance_type,
-            "estimated": machine.is_estimated,
-            "price_source": machine.price_provenance,
-        }
+        content = super(FourSteps, self).to_json()
+        machine: Instance = content.pop("machine")
+        prices = {"estimated": machine.is_estimated, "price_source": machine.price_provenance}
+        return {**content, "price_of": machine.instance_type, **prices}
 
 
 def four_steps(instances: Sequence[Instance], workload: Workload) -> list[FourSteps]:
@@ -101,12 +94,12 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
     priced = math.isfinite(price)
     return FourSteps(
         accelerator=device.name,
-        machine=instance,
         critical_batch=batch,
         kv_gib=None if kv_bytes is None else bytes_to_gib(kv_bytes),
         devices=devices,
         usd_per_hour_device=price if priced else None,
         usd_per_hour_gb_s=(price / (bandwidth / _GB_PER_S) if priced and bandwidth is not None else None),
+        machine=instance,
     )
 
 

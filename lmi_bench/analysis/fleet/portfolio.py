@@ -11,7 +11,7 @@ A device serves one model; a host with several models is assumed to be as fast a
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -21,7 +21,7 @@ from lmi_bench.analysis.fleet.recommender import prepare
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.json_value import JsonValue
+from lmi_bench.core.json_value import JsonValue, key_of
 
 MOST_MODELS = 10
 
@@ -48,32 +48,25 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedFleet:
+class SharedFleet(JsonValue):
     """Models that share machines of one kind.
 
+    machines  including spare ones; usd_per_hour: of all of them
     models    what each model needs, by its name
     placed    copies on each machine, as (name, degree)
-    machines  including spare ones; usd_per_hour: of all of them
     """
 
     instance: str
-    models: Mapping[str, Need]
-    placed: tuple[tuple[tuple[str, int], ...], ...]
     machines: int
     usd_per_hour: float
-    estimated: bool = False
+    estimated: bool
+    models: Mapping[str, Need]
+    placed: tuple[tuple[tuple[str, int], ...], ...] = field(metadata=key_of("placement"))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "instance": self.instance,
-            "machines": self.machines,
-            "usd_per_hour": self.usd_per_hour,
-            "estimated": self.estimated,
-            "models": [{"name": name, **need.to_json()} for name, need in self.models.items()],
-            "placement": [
-                [{"name": name, "tensor_parallel": degree} for name, degree in machine] for machine in self.placed
-            ],
-        }
+        named = [{"name": name, **need.to_json()} for name, need in self.models.items()]
+        placed = [[{"name": name, "tensor_parallel": degree} for name, degree in each] for each in self.placed]
+        return super(SharedFleet, self).to_json() | {"models": named, "placement": placed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +165,7 @@ def _fleets(
         machines = availability.machines(len(placed))
         price = purchase.usd_per_hour(instance, machines)
         if price is not None:
-            yield SharedFleet(name, models, placed, machines, price, instance.is_estimated)
+            yield SharedFleet(name, machines, price, instance.is_estimated, models, placed)
 
 
 def pack(copies: Sequence[tuple[str, int]], devices: int) -> tuple[tuple[tuple[str, int], ...], ...]:
