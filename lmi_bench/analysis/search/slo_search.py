@@ -187,8 +187,7 @@ class SloSearch:
             load = max(1, round(load))
             few = max(_MIN_PROBE, load * _PROBE_PER_USER)
         else:
-            span_s = max(_answer_s(finished) * _PROBE_SPAN, self._growth_s(finished, _TWICE))
-            few = max(_MIN_OPEN_PROBE, math.ceil(load * span_s))
+            few = max(_MIN_OPEN_PROBE, math.ceil(load * self._span_s(finished, _PROBE_SPAN, _TWICE)))
         return self._level(load, few if full is None else min(few, full), finished)
 
     def _full_level(self, load: float, finished: Lines) -> LevelSpec:
@@ -206,17 +205,19 @@ class SloSearch:
         needed = max(asked, requests_needed(self.slos))
         if self.axis == "rate_per_s" and self.sizes.requests_per_level is None:
             # a level shorter than some answers would end before its excess load shows
-            span_s = max(_answer_s(finished) * _FULL_SPAN, self._growth_s(finished, TOLERANCE))
-            needed = max(needed, math.ceil(load * span_s))
+            needed = max(needed, math.ceil(load * self._span_s(finished, _FULL_SPAN, TOLERANCE)))
         return needed
 
-    def _growth_s(self, finished: Lines, excess: float) -> float:
-        """Seconds in which a queue whose arrivals exceed the capacity by `excess` breaks an SLO.
+    def _span_s(self, finished: Lines, answers: float, excess: float) -> float:
+        """Seconds of a level: of so many mean answers at the lowest load tried, and so long that a
+        queue whose arrivals exceed the capacity by `excess` breaks an SLO.
 
         The wait at a time t of the level is excess * t; a quantile q misses the limit once the
         wait, at q of the level, exceeds the slack that the lowest load tried has.
         """
-        return min(_LONGEST_GROWTH_S, self._slack_s(finished) / excess)
+        lowest = _lowest(finished)
+        answer_ms = 0.0 if lowest is None else lowest.of("e2e").mean or 0.0
+        return max(answers * ms_to_s(answer_ms), min(_LONGEST_GROWTH_S, self._slack_s(finished) / excess))
 
     def _slack_s(self, finished: Lines) -> float:
         """Seconds of waiting by the end of a level that break an SLO; 0 where waiting breaks none.
@@ -242,12 +243,6 @@ def _crossing(trials: Sequence[Trial], reach: float = 0.0) -> float:
     """The median log load at which the curves through the trials reach the limit."""
     crossings = SloCurve(trials).crossings(reach)
     return float(crossings[len(crossings) // 2])
-
-
-def _answer_s(finished: Lines) -> float:
-    """Mean time of an answer at the lowest load tried, seconds; 0 where none came."""
-    lowest = _lowest(finished)
-    return ms_to_s(0.0 if lowest is None else lowest.of("e2e").mean or 0.0)
 
 
 def _lowest(finished: Lines) -> Level | None:
