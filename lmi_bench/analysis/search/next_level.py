@@ -9,7 +9,7 @@ the most throughput is measured again, since two attempts show how noisy the tar
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -57,11 +57,12 @@ def auto_levels(
     """
 
     def next_level(finished: Sequence[Level]) -> LevelSpec | None:
-        spec = whole_level(finished)
+        spec = next((each for each in wanted(finished) if fits(each, finished)), None)
         stated = sizes.requests_per_level or sizes.requests_per_user
         return spec if spec is None or stated else shortened(spec, finished)
 
-    def whole_level(finished: Sequence[Level]) -> LevelSpec | None:
+    def wanted(finished: Sequence[Level]) -> Iterator[LevelSpec]:
+        """The levels that may follow; the first that fits does."""
         tried: dict[int, list[Level]] = defaultdict(list)
         for line in finished:
             tried[line.load.concurrency or 0].append(line)
@@ -69,29 +70,21 @@ def auto_levels(
         concurrency = 1
         while concurrency <= max_concurrency:
             if concurrency not in tried:
-                spec = level(len(finished), concurrency)
-                if fits(spec, finished):
-                    return spec
+                yield level(len(finished), concurrency)
                 break
             chain.append(tried[concurrency])
             deciding = _deciding(chain, slos)
             if deciding is not None:
-                once = [lines[0] for lines in deciding if len(lines) == 1]
-                if (repeated := again(once, finished)) is not None:
-                    return repeated
+                yield from (again(lines[0]) for lines in deciding if len(lines) == 1)
                 break
             concurrency *= 2
         last = [lines[-1] for lines in chain]
         if last and not slos and all(len(lines) == 1 for lines in tried.values()):
-            best = max(last, key=lambda line: work_per_s(line) or 0.0)
-            if (repeated := again([best], finished)) is not None:
-                return repeated
-        finer = (level(len(finished), c) for c in _finer_levels(last) if c not in tried)
-        return next((spec for spec in finer if fits(spec, finished)), None)
+            yield again(max(last, key=lambda line: work_per_s(line) or 0.0))
+        yield from (level(len(finished), c) for c in _finer_levels(last) if c not in tried)
 
-    def again(lines: Sequence[Level], finished: Sequence[Level]) -> LevelSpec | None:
-        specs = (level(line.index, line.load.concurrency or 1) for line in lines)
-        return next((replace(x, repeat=1) for x in specs if fits(x, finished)), None)
+    def again(line: Level) -> LevelSpec:
+        return replace(level(line.index, line.load.concurrency or 1), repeat=1)
 
     def level(index: int, concurrency: int) -> LevelSpec:
         number = sizes.requests("concurrency", concurrency)
