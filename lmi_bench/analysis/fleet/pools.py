@@ -149,7 +149,7 @@ class _Pair:
         degree, per_decode = self.degrees
         devices, used = layout.instance.num_accelerators, prefill * degree + decode * per_decode
         machines = request.availability.machines(math.ceil(used / devices) + more)
-        if machines is None or (usd := request.fleet_usd_per_hour(layout, machines)) is None:
+        if (usd := request.fleet_usd_per_hour(layout, machines)) is None:
             return None
         spare = request.availability.surviving(machines) * devices - used
         while spare >= min(degree, per_decode):

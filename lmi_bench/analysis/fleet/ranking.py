@@ -275,11 +275,10 @@ def _saving(request: RecommendRequest, layout: Layout, machines: int, cost: floa
 def _cheaper_fleets(
     request: RecommendRequest, layout: Layout, copy: CopyCapacity, cost: float
 ) -> Iterator[tuple[float, Measurement]]:
-    """The layout's fleet with the highest value of a measurement, and that value."""
+    """The layout's fleets that are worth a measurement, each behind its value."""
     assert request.rate_per_s is not None
     belief = copy.belief(keeps_slos=True)
     undecided = [rate for rate, verdict in copy.measured if verdict in ("near", "open")]
-    best: tuple[float, Measurement] | None = None
     for machines in range(1, MOST_MACHINES + 1):
         saving = _saving(request, layout, machines, cost)
         rate = request.rate_per_s / (machines * layout.copies)
@@ -289,12 +288,10 @@ def _cheaper_fleets(
             continue  # `_undecided` has them
         chance = belief.chance(rate)
         worth = chance * saving[1]
-        if chance >= LEAST_CHANCE and (best is None or worth > best[0]):
-            best = (worth, Measurement(layout, rate, machines, chance, saving[0]))
+        if chance >= LEAST_CHANCE and (cost == math.inf or worth >= LEAST_SAVING):
+            yield worth, Measurement(layout, rate, machines, chance, saving[0])
         if chance > 0.99:
             break
-    if best is not None and (cost == math.inf or best[0] >= LEAST_SAVING):
-        yield best
 
 
 def _undecided(
