@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
@@ -235,12 +236,8 @@ def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, V
 
 def best_copies(request: RecommendRequest, layouts: Sequence[Planned]) -> dict[EngineKey, CopyCapacity]:
     """The copies of the best layouts in closed form."""
-    chosen: dict[EngineKey, CopyCapacity] = {}
-    for layout, copy, _ in best_fleets(request, layouts, []):
-        chosen.setdefault(layout.engine_key, copy)
-        if len(chosen) == request.simulated_copies:
-            break
-    return chosen
+    best = {fleet.layout.engine_key: fleet.copy for fleet in best_fleets(request, layouts, [])}
+    return dict(islice(best.items(), request.simulated_copies))
 
 
 def simulate_capacity(request: RecommendRequest, copy: CopyCapacity) -> CopyCapacity:
