@@ -9,7 +9,7 @@ from lmi_bench.analysis.fit import uncertainty
 from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.fleet.answer import Candidate, InputPrices, MemoryUse, SloOutlook
 from lmi_bench.analysis.fleet.measured_load import CapacityBelief, Verdict
-from lmi_bench.analysis.fleet.money import blended_as_published, fleet_cost, usd_per_1m_tokens, usd_per_month
+from lmi_bench.analysis.fleet.money import blended_as_published, fleet_cost, usd_per_1m_tokens
 from lmi_bench.analysis.fleet.operating_point import CopySimulation, Latencies, Operating
 from lmi_bench.analysis.fleet.request import BETWEEN_TOKENS, RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
@@ -17,7 +17,7 @@ from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyStat
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.core.load import Load
-from lmi_bench.core.units import SECONDS_PER_HOUR, bytes_to_gib
+from lmi_bench.core.units import HOURS_PER_MONTH, SECONDS_PER_HOUR, bytes_to_gib
 
 _SHOWN = tuple(
     (metric, statistic)
@@ -249,7 +249,7 @@ class _LoadedFleet:
         )
         return {
             "price_usd_per_hour": price,
-            "usd_per_month": usd_per_month(price),
+            "usd_per_month": None if price is None else price * HOURS_PER_MONTH,
             "usd_per_1m_output_tokens": usd_per_1m_tokens(price, served_per_s * output),
             "usd_per_1m_total_tokens": usd_per_1m_tokens(price, served_per_s * total),
             "usd_per_1m_output_tokens_at_saturation": usd_per_1m_tokens(price, full_per_s * output),

@@ -23,7 +23,7 @@ from lmi_bench.analysis.level.layouts import Layout, Rejection
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import OPTIONAL, JsonValue
-from lmi_bench.core.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
+from lmi_bench.core.units import SECONDS_PER_HOUR
 
 PurchaseKind = Literal["on-demand", "savings-plan", "reserved", "spot"]
 PURCHASE_KINDS: tuple[str, ...] = get_args(PurchaseKind)
@@ -214,7 +214,6 @@ def parse_availability(text: str) -> Availability:
     raise InputError(f"--availability {text}: write none, n+1, or az:K with K zones of at least 2 (az:3)")
 
 
-_MILLION = 1e6
 _SAME_RATIO = 0.01  # tolerance for the input / output ratio of a blended price
 
 
@@ -226,7 +225,7 @@ def usd_per_1m_tokens(fleet_usd_per_hour: float | None, tokens_per_s: float | No
     """
     if fleet_usd_per_hour is None or not tokens_per_s:
         return None
-    return fleet_usd_per_hour * _MILLION / (SECONDS_PER_HOUR * tokens_per_s)
+    return fleet_usd_per_hour * 1e6 / (SECONDS_PER_HOUR * tokens_per_s)
 
 
 def usd_text(usd: float, *, estimated: bool, digits: int = 2) -> str:
@@ -236,11 +235,6 @@ def usd_text(usd: float, *, estimated: bool, digits: int = 2) -> str:
     ('~72.79', '63.30')
     """
     return f"{'~' if estimated else ''}{usd:,.{digits}f}"
-
-
-def usd_per_month(fleet_usd_per_hour: float | None) -> float | None:
-    """USD for a month of 730 hours; None without a price."""
-    return None if fleet_usd_per_hour is None else fleet_usd_per_hour * HOURS_PER_MONTH
 
 
 def blended_as_published(

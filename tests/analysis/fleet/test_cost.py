@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.fleet.money import blended_as_published, usd_per_1m_tokens, usd_per_month
+from lmi_bench.analysis.fleet.money import blended_as_published, usd_per_1m_tokens
 
 
 def test_a_million_tokens_cost_the_hours_that_they_take():
@@ -12,13 +12,8 @@ def test_a_million_tokens_cost_the_hours_that_they_take():
     assert usd_per_1m_tokens(1.80, 500.0) == pytest.approx(1.0)
 
 
-def test_a_month_has_730_hours():
-    assert usd_per_month(2.0) == 1460.0
-
-
 def test_without_a_price_there_is_no_cost():
     assert usd_per_1m_tokens(None, 500.0) is None
-    assert usd_per_month(None) is None
 
 
 BLENDED = {

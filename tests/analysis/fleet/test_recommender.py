@@ -68,7 +68,7 @@ def test_a_request_in_thirty_years_still_needs_a_machine():
 
 def test_a_machine_without_a_price_is_listed_without_one_and_never_wins_on_cost(whole_catalog):
     (unpriced, *_) = (c for c in whole_catalog.candidates if c.instance == "ml.p5e.48xlarge")
-    assert unpriced.price_usd_per_hour is None
+    assert unpriced.price_usd_per_hour is unpriced.usd_per_month is None
     assert unpriced.usd_per_1m_output_tokens is None
     assert whole_catalog.recommended.price_usd_per_hour is not None
 

@@ -114,6 +114,7 @@ def test_a_budget_out_of_reach_names_the_nearest_and_exits_99():
     assert answer.exit_code == 99
     assert answer.recommended is None
     assert answer.nearest.instance == "ml.g5.2xlarge"
+    assert answer.nearest.usd_per_month == 730 * answer.nearest.price_usd_per_hour
     assert "nearest to the budget" in answer.nearest.reason
 
 
