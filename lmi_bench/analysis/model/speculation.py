@@ -111,18 +111,15 @@ class SpeculativeModel:
         def priced(rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int) -> float:
             context_all = context + more * rows
             every = (more + 1) * rows
-            decode_s = 0.0
+            decode_s = whole_s = 0.0
             if rows:
-                decode_s = drafted((rows, context_all, 0, 0, 0.0, 0), every)[-1]
-                whole_s = decode_s
+                decode_s = whole_s = drafted((rows, context_all, 0, 0, 0.0, 0), every)[-1]
                 if draft is not None:
                     decode_s += more * draft(rows, context, 0, 0, 0.0, 0)
                 decode_s /= gain
             if not tokens:
                 return decode_s
-            step_s = drafted((rows, context_all, prompts, tokens, pairs, cached), every)[-1]
-            if rows:
-                step_s -= whole_s
+            step_s = drafted((rows, context_all, prompts, tokens, pairs, cached), every)[-1] - whole_s
             if draft is not None:
                 step_s += draft(0, 0, prompts, tokens, pairs, cached)
             return decode_s + step_s
