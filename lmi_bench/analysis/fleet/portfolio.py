@@ -33,18 +33,13 @@ class Need(JsonValue):
     tensor_parallel: int
     copies: int
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Devices of all copies, and of one."""
-        return self.tensor_parallel * self.copies, self.tensor_parallel
-
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One model of the portfolio; needs: by instance type, one for each possible degree."""
+    """One model of the portfolio; needs: by instance type, at the degree with fewest devices."""
 
     name: str
-    needs: Mapping[str, tuple[Need, ...]]
+    needs: Mapping[str, Need]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +96,15 @@ def member_of(name: str, request: RecommendRequest) -> Member:
     if request.rate_per_s is None:
         raise InputError(f"{name}: a portfolio needs the rate of each model (req/s)")
     layouts, _ = prepare(request)
-    needs: dict[str, list[Need]] = {}
+    sizes: dict[str, tuple[int, int]] = {}  # devices of all copies, and of one
     for layout, copy in layouts:
         per_copy = copy.belief(keeps_slos=bool(request.slos)).sure_per_s
         if per_copy > 0:
             copies = max(1, math.ceil(request.rate_per_s / per_copy - 1e-9))
-            need = Need(layout.tensor_parallel, copies)
-            needs.setdefault(layout.instance.instance_type, []).append(need)
-    return Member(name, {instance: tuple(found) for instance, found in needs.items()})
+            machine, degree = layout.instance.instance_type, layout.tensor_parallel
+            size = (degree * copies, degree)
+            sizes[machine] = min(size, sizes.get(machine, size))
+    return Member(name, {machine: Need(degree, devices // degree) for machine, (devices, degree) in sizes.items()})
 
 
 def share_machines(
@@ -159,7 +155,7 @@ def _fleets(
         name = instance.instance_type
         if any(name not in member.needs for member in members):
             continue
-        models = {one.name: min(one.needs[name], key=lambda need: need.size) for one in members}
+        models = {one.name: one.needs[name] for one in members}
         copies = [(model, need.tensor_parallel) for model, need in models.items() for _ in range(need.copies)]
         placed = pack(copies, instance.num_accelerators)
         machines = availability.machines(len(placed))

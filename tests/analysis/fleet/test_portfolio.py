@@ -33,8 +33,8 @@ def test_wide_copies_are_packed_before_narrow_ones():
 
 def test_two_models_that_leave_half_a_machine_free_share_one():
     """Each needs two of four devices: one machine at 10 USD instead of two."""
-    a = Member("a", {FOUR_NAME: (Need(2, 1),)})
-    b = Member("b", {FOUR_NAME: (Need(1, 2),)})
+    a = Member("a", {FOUR_NAME: Need(2, 1)})
+    b = Member("b", {FOUR_NAME: Need(1, 2)})
     answer = share(a, b)
     assert [tuple(group.models) for group in answer.groups] == [("a", "b")]
     assert answer.groups[0].machines == 1
@@ -43,8 +43,8 @@ def test_two_models_that_leave_half_a_machine_free_share_one():
 
 def test_models_that_fill_their_machines_are_not_moved_together():
     """a fits one device at 3 USD; b fills four at 10: 13 together, 20 on two wide machines."""
-    a = Member("a", {ONE_NAME: (Need(1, 1),), FOUR_NAME: (Need(1, 1),)})
-    b = Member("b", {FOUR_NAME: (Need(4, 1),)})
+    a = Member("a", {ONE_NAME: Need(1, 1), FOUR_NAME: Need(1, 1)})
+    b = Member("b", {FOUR_NAME: Need(4, 1)})
     answer = share(a, b)
     assert {tuple(group.models) for group in answer.groups} == {("a",), ("b",)}
     assert answer.usd_per_hour == answer.separate_usd_per_hour == 13.0
@@ -52,29 +52,32 @@ def test_models_that_fill_their_machines_are_not_moved_together():
 
 def test_only_the_pair_that_saves_is_joined():
     """a and b take two of four devices each (10 instead of 20), c is cheaper alone at 3."""
-    a, b = (Member(name, {FOUR_NAME: (Need(2, 1),)}) for name in "ab")
-    c = Member("c", {ONE_NAME: (Need(1, 1),), FOUR_NAME: (Need(1, 1),)})
+    a, b = (Member(name, {FOUR_NAME: Need(2, 1)}) for name in "ab")
+    c = Member("c", {ONE_NAME: Need(1, 1), FOUR_NAME: Need(1, 1)})
     answer = share(a, b, c)
     assert {tuple(group.models) for group in answer.groups} == {("a", "b"), ("c",)}
     assert (answer.usd_per_hour, answer.separate_usd_per_hour) == (13.0, 23.0)
 
 
 def test_the_degree_with_the_fewest_devices_is_taken():
-    """Two copies of TP 1 hold two devices, one of TP 4 four."""
-    answer = share(Member("a", {FOUR_NAME: (Need(4, 1), Need(1, 2))}))
-    assert answer.groups[0].models == {"a": Need(1, 2)}
+    """A copy of TP 1 holds one device, of TP 4 four."""
+    workload = Workload(find_model("llama-2-7b"), "float16", 128, 12)
+    request = RecommendRequest(workload, TGI_2023, load=Load(rate_per_s=1e-6), instances=(FOUR,), degrees=(1, 4))
+    member = member_of("a", request)
+    assert member.needs == {FOUR_NAME: Need(1, 1)}
+    assert share(member).groups[0].models == {"a": Need(1, 1)}
 
 
 def test_a_spare_machine_is_shared_too():
     """n+1: 1 + 1 machines shared, (1 + 1) + (1 + 1) with an endpoint each."""
-    a, b = (Member(name, {FOUR_NAME: (Need(2, 1),)}) for name in "ab")
+    a, b = (Member(name, {FOUR_NAME: Need(2, 1)}) for name in "ab")
     answer = share(a, b, availability=parse_availability("n+1"))
     assert (answer.usd_per_hour, answer.separate_usd_per_hour) == (20.0, 40.0)
 
 
 def test_a_model_that_no_machine_carries_is_named():
     with pytest.raises(InputError, match="b: no priced machine"):
-        share(Member("a", {ONE_NAME: (Need(1, 1),)}), Member("b", {}))
+        share(Member("a", {ONE_NAME: Need(1, 1)}), Member("b", {}))
 
 
 def test_a_members_copies_carry_its_rate():
@@ -84,7 +87,7 @@ def test_a_members_copies_carry_its_rate():
 
     def copies(rate):
         member = member_of("a", replace(base, load=Load(rate_per_s=rate)))
-        return member.needs[ONE_NAME][0].copies
+        return member.needs[ONE_NAME].copies
 
     least, limit = 1e-6, 1000.0
     for _ in range(40):
