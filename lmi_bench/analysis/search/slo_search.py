@@ -224,12 +224,16 @@ class SloSearch:
 
         A rate that passed may exceed the capacity by this share of the level's length.
         """
-        idle = _lowest(finished)
-        slacks_s = [
-            slack_s / QUANTILES.get(slo.statistic, 0.5)
-            for slo in self.slos
-            if idle is not None and (slack_s := _slack_s(slo, idle)) is not None
-        ]
+        idle, slacks_s = _lowest(finished), []
+        if idle is None:
+            return 0.0
+        for slo in self.slos:
+            mean_ms = idle.of(slo.metric).mean
+            if slo.metric in _WAITING and mean_ms:
+                slack_ms = max(0.0, slo.limit_ms - mean_ms)
+                if slo.metric == "latency_per_token":  # a wait is spread over the tokens
+                    slack_ms *= (idle.of("e2e").mean or 0.0) / mean_ms
+                slacks_s.append(ms_to_s(slack_ms) / QUANTILES.get(slo.statistic, 0.5))
         return min(slacks_s, default=0.0)
 
     def surely_carried(self, low: Trial, finished: Lines) -> float:
@@ -247,19 +251,6 @@ def _crossing(trials: Sequence[Trial], reach: float = 0.0) -> float:
 
 def _lowest(finished: Lines) -> Level | None:
     return min(finished, key=lambda line: line.load.value, default=None)
-
-
-def _slack_s(slo: Slo, line: Level) -> float | None:
-    """Seconds that a level's requests could still wait; None where waiting breaks no limit."""
-    if slo.metric not in _WAITING:
-        return None
-    mean_ms = line.of(slo.metric).mean
-    if not mean_ms:
-        return None
-    slack_ms = slo.limit_ms - mean_ms
-    if slo.metric == "latency_per_token":  # a wait is spread over the tokens
-        slack_ms *= (line.of("e2e").mean or 0.0) / mean_ms
-    return ms_to_s(max(0.0, slack_ms))
 
 
 def slo_answer(search: SloSearch, levels: Lines, *, seed: int = 0) -> SloAnswer:
