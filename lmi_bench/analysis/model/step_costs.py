@@ -185,7 +185,9 @@ class _Rates:
     def of(cls, setup: Setup, parameters: StepParameters) -> "_Rates":
         device, fmt = setup.instance.accelerator, memory.weight_format(setup.dtype)
         dtype = compute_dtype(device, setup.dtype)
-        widening_ops = _widening_ops(device, setup.dtype)
+        widening_ops = _FP8_WIDENING_OPS if fmt.compute_dtype == "float8" else fmt.widening_ops
+        if dtype in ("float8", "float4"):  # the device has units for it
+            widening_ops = 0
         bandwidth = _known(device.bandwidth_bytes_per_s, device, "memory bandwidth")
         peak = _known(device.peak_flop_per_s(dtype), device, f"{dtype} peak")
         read_bytes_per_s = bandwidth * parameters.bandwidth_share
@@ -217,14 +219,6 @@ def compute_dtype(accelerator: Accelerator, dtype: str) -> str:
     wanted = memory.weight_format(dtype).compute_dtype
     widened = wanted in ("float8", "float4") and accelerator.peak_flop_per_s(wanted) is None
     return "float16" if widened else wanted
-
-
-def _widening_ops(accelerator: Accelerator, dtype: str) -> int:
-    """Vector operations that widen a weight on this device."""
-    fmt = memory.weight_format(dtype)
-    if compute_dtype(accelerator, dtype) in ("float8", "float4"):
-        return 0
-    return _FP8_WIDENING_OPS if fmt.compute_dtype == "float8" else fmt.widening_ops
 
 
 def _known(value: float | None, device: Accelerator, what: str) -> float:
