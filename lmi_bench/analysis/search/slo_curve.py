@@ -18,7 +18,6 @@ from itertools import pairwise
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.quantiles import FloatArray
 from lmi_bench.core.level import Judgement, Level
@@ -160,16 +159,11 @@ def _crossings(grid: FloatArray, curves: FloatArray) -> FloatArray:
     rows = np.flatnonzero(count)
     first = passes[rows].argmax(axis=1)
     last = passes.shape[1] - 1 - passes[rows, ::-1].argmax(axis=1)
-    ends = [_zero(grid, curves[rows], rows_at) for rows_at in (first, last)]
+    ends = []
+    for index in (first, last):  # where the line from that grid point to the next is zero
+        before, after = curves[rows, index], curves[rows, index + 1]
+        ends.append(grid[index] + before / (before - after) * (grid[index + 1] - grid[index]))
     result[rows] = (ends[0] + ends[1]) / 2
-    return result
-
-
-def _zero(grid: FloatArray, curves: FloatArray, index: NDArray[np.intp]) -> FloatArray:
-    """Where the line from a grid point to the next is zero; one value a curve."""
-    row = np.arange(len(curves))
-    before, after = curves[row, index], curves[row, index + 1]
-    result: FloatArray = grid[index] + before / (before - after) * (grid[index + 1] - grid[index])
     return result
 
 
