@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from lmi_bench.catalog.tables import Index, Row, model_key, model_words, read_rows, variant_words
 from lmi_bench.core.errors import InputError
@@ -31,6 +31,7 @@ _COUNTS: Final = [each.name for each in fields(ModelShape) if each.type is int]
 
 
 def _from_row(row: Row) -> CatalogModel:
+    counts: dict[str, Any] = {name: int(row[name] or 0) for name in _COUNTS}
     shape = ModelShape(
         name=row["model"],
         tied_embeddings=row["tied_embeddings"] == "1",
@@ -40,7 +41,7 @@ def _from_row(row: Row) -> CatalogModel:
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         source=row["source"],
         architecture=row["architecture"],
-        **{name: int(row[name] or 0) for name in _COUNTS},
+        **counts,
     )
     contexts = tuple(filter(None, row["variant_positions"].split(";")))
     return CatalogModel(shape, row["hf_id"], row["checkpoint_dtype"], row["gated"], contexts)

@@ -36,7 +36,7 @@ def met_and_missed(
     """
     best = None
     for line, kept in sorted(zip(levels, records, strict=True), key=lambda pair: pair[0].load.value):
-        verdicts = slo_verdicts(line, kept, slos, failures) if line.valid else [None]
+        verdicts: list[bool | None] = slo_verdicts(line, kept, slos, failures) if line.valid else [None]
         if False in verdicts:
             return best, (line, slos[verdicts.index(False)])
         if all(verdicts):
