@@ -5,8 +5,9 @@ A policy's `pick` sees each replica's number of outstanding requests, and the pr
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.prefix_cache import block_digest
 
 
@@ -76,10 +77,13 @@ Router = RoundRobin | RandomChoice | LeastOutstanding | PrefixAffine
 
 
 def make_router(name: str, seed: int = 0) -> Router:
-    """The router called round_robin, least_outstanding, prefix_affine or random (or hyphens)."""
-    name = name.replace("-", "_")
-    if name == "random":
-        return RandomChoice(iter(random.Random(seed).random, None))
-    if name == "least_outstanding":
-        return LeastOutstanding()
-    return PrefixAffine() if name == "prefix_affine" else RoundRobin()
+    """The router of this name (or with hyphens); raises InputError for another one."""
+    known: dict[str, Callable[[], Router]] = {
+        "round_robin": RoundRobin,
+        "least_outstanding": LeastOutstanding,
+        "prefix_affine": PrefixAffine,
+        "random": lambda: RandomChoice(iter(random.Random(seed).random, None)),
+    }
+    if (made := known.get(name.replace("-", "_"))) is None:
+        raise InputError(f"--router {name}: use one of {', '.join(known).replace('_', '-')}")
+    return made()

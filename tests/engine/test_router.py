@@ -4,6 +4,7 @@ from itertools import cycle
 
 import pytest
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, make_router
 
 
@@ -34,3 +35,8 @@ def test_a_random_router_repeats_its_choices_with_its_seed():
         return [router.pick([0] * 8) for _ in range(20)]
 
     assert picks(1) == picks(1) != picks(2)
+
+
+def test_a_router_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="--router nonsense: use one of round-robin, least-outstanding, prefix-affine"):
+        make_router("nonsense")

@@ -182,13 +182,15 @@ def screen(request: RecommendRequest, tell: Progress = no_progress) -> tuple[lis
         key = layout.engine_key
         if key not in copies:
             (device, link, degree, setting), host_copies = key
-            if (device, setting) not in fits:
+            is_doubtful = link.kind == "pcie" and link.is_shared is None  # by more, the higher the degree
+            fitted = (device, setting, degree if is_doubtful else None)
+            if fitted not in fits:
                 profile, own = request.profile, layout.setting
                 if own != AS_STATED:
                     shape = plan.workload.shape
                     profile = own.profile(as_set(profile, shape, layout.instance.accelerator))
-                fits[device, setting] = fit_of_profile(profile, [set_up(layout, plan.workload)])
-            fit = fits[device, setting]
+                fits[fitted] = fit_of_profile(profile, [set_up(layout, plan.workload)])
+            fit = fits[fitted]
             same_steps = (device, link, degree, setting.of_a_step, host_copies)
             if same_steps not in factors:
                 lone = under_load(set_up(layout, plan.workload), fit.profile, Load(1))

@@ -43,6 +43,18 @@ def test_every_machine_of_the_catalog_is_a_candidate_or_rejected_with_a_reason(w
     assert all(rejection.reason for rejection in whole_catalog.rejected)
 
 
+def test_the_doubt_about_a_bridge_is_that_of_each_degree():
+    """Whether or not other degrees are asked for: four GPUs on PCIe that may be shared."""
+    machine = (find_instance("ml.g6.12xlarge"),)
+
+    def figures(*degrees):
+        found = ask(["ttft_p90<=5s"], instances=machine, degrees=degrees, load=Load(rate_per_s=1.0))
+        return {each.tensor_parallel: each.figures for each in found.candidates}
+
+    together = figures(1, 4)
+    assert together == figures(1) | figures(4)
+
+
 def test_fleets_of_more_than_twice_the_least_cost_are_simulated_without_their_parameters(monkeypatch):
     """Their latencies are the simulator's all the same; the interval is the closed form's."""
     original, looked_at = Uncertainty.of, set()
