@@ -140,13 +140,13 @@ def first_token_step(columns: Columns, input_tokens: FloatArray, *, seed: int = 
     before = np.searchsorted(np.sort(columns.sent_s), sent_s, side="right")
     ahead = [before - np.searchsorted(np.sort(each), sent_s, side="right") for each in (columns.last_s, first_s)]
     causes = [np.log(np.maximum(each, 1)) for each in (*ahead, input_tokens[rows])]
-    place = np.arange(len(rows)) * bins // len(rows)
-    level, *causes = (np.bincount(place, each) / np.bincount(place) for each in (np.log(ttft_s), *causes))
+    log_s, place = np.log(np.maximum(ttft_s, 1e-9)), np.arange(len(rows)) * bins // len(rows)
+    level, *causes = (np.bincount(place, each) / np.bincount(place) for each in (log_s, *causes))
     found = _step(level, causes, LEAST_TTFT_CHANGE, seed)
     if found is None:
         return None
     at, change = int(np.searchsorted(place, found[0], side="right")), found[1]
-    is_real = _differ(np.log(ttft_s[:at]), np.log(ttft_s[at:]))
+    is_real = _differ(log_s[:at], log_s[at:])
     return SpeedStep(at_s=float(sent_s[at]), change=change, of="ttft") if is_real else None
 
 
@@ -156,7 +156,8 @@ def _step(level: FloatArray, causes: Sequence[FloatArray], least: float, seed: i
     steps = np.tri(len(level), k=-1)[:, _EDGE_BINS - 1 : -_EDGE_BINS]
     spread = np.sqrt(((steps - steps.mean(axis=0)) ** 2).sum(axis=0))
     fitted = np.column_stack([np.ones(len(level)), *causes])
-    own = np.linalg.qr(fitted)[0]  # what mean and load explain is taken out of values and steps
+    axes, weights, _ = np.linalg.svd(fitted, full_matrices=False)
+    own = axes[:, weights > 1e-9 * weights[0]]  # what mean and causes explain is taken out of both
     left, steps = (each - own @ (own.T @ each) for each in (level, steps))
     lengths = np.sqrt((steps**2).sum(axis=0))
     apart = lengths > _LEAST_APART * spread  # else the load changed in that moment, too

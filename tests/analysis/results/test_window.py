@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -182,3 +184,44 @@ def test_a_level_that_was_not_steady_is_warned_of():
     assert Level.from_json(level.to_json()).speed_step == level.speed_step
     (warning,) = [text for text in check_levels([level]) if "not steady" in text]
     assert "the time between tokens rose by 29% at 20.6 s" in warning
+
+
+def _answered(factor=1.0, lengths=(512,), seed=0):
+    """120 requests of four users, whose TTFT follows the prompt and changes after a half of them."""
+    rng, free_s, records = np.random.default_rng(seed), [0.0] * 4, []
+    for number in range(120):
+        user, tokens = free_s.index(min(free_s)), int(rng.choice(lengths))
+        sent_s = free_s[user]
+        first_s = sent_s + 2e-4 * tokens * rng.lognormal(0, 0.1) * (factor if number >= 60 else 1.0)
+        times_s = first_s + np.cumsum(0.02 * rng.lognormal(0, 0.05, 50))
+        free_s[user] = float(times_s[-1])
+        records.append(replace(request(number, times_s.tolist(), sent=sent_s), input_tokens=tokens))
+    return LevelRun(LevelSpec(0, Load(concurrency=4), num_requests=120), 0, tuple(records))
+
+
+@pytest.mark.parametrize("lengths", [(512,), (128, 512, 2048)])
+@pytest.mark.parametrize("factor", [0.4, 2.0])
+def test_a_step_of_the_time_to_first_token_alone_is_found(lengths, factor):
+    """A prefix cache that fills, or one that is lost; prompts of one length or of several."""
+    run = _answered(factor, lengths)
+    level = summarise_level(run)
+    assert level.speed_step.of == "ttft"
+    assert level.speed_step.at_s == pytest.approx(run.records[60].sent_s, abs=2.0)
+    assert level.speed_step.change == pytest.approx(factor - 1, rel=0.25)
+    way = "rose" if factor > 1 else "fell"
+    (warning,) = [text for text in check_levels([level]) if "not steady" in text]
+    assert f"the time to first token {way} by" in warning
+
+
+@pytest.mark.parametrize("lengths", [(512,), (128, 512, 2048)])
+def test_steady_times_to_first_token_have_no_step(lengths):
+    assert [summarise_level(_answered(1.0, lengths, seed)).speed_step for seed in range(20)] == [None] * 20
+
+
+def test_prompts_that_grow_are_no_step():
+    """A trace whose second half asks for more; and conversations, whose turns do, are not judged."""
+    run = _answered()
+    later = [replace(each, input_tokens=512 if each.request_id < 60 else 1024) for each in _answered(2.0).records]
+    assert summarise_level(replace(run, records=tuple(later))).speed_step is None
+    turns = replace(run.spec, load=replace(run.spec.load, sessions=True))
+    assert summarise_level(replace(_answered(2.0), spec=turns)).speed_step is None
