@@ -129,7 +129,7 @@ def test_a_server_that_cannot_empty_its_cache_is_named_before_anything_is_writte
     with served(flush_cache=400) as (url, _):
         said = sweep(url, tmp_path / "run", "--reset-prefix-cache", expect=2).stderr
     assert "VLLM_SERVER_DEV_MODE=1" in said
-    assert "'/reset_prefix_cache': 'HTTP 404', '/flush_cache': 'HTTP 400'" in said
+    assert "(/reset_prefix_cache: HTTP 404, /flush_cache: HTTP 400)" in said
     assert not (tmp_path / "run").exists()
 
 
