@@ -129,6 +129,8 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         """
         if is_virtual():
             raise InputError("an HTTP endpoint answers in real time: virtual time is for simulated targets only")
+        if isinstance(self.connections, int):
+            connections = min(connections, self.connections)
         _allow_descriptors(connections)
         with contextlib.suppress(TargetError):
             await self._addresses()  # once, not by each connection

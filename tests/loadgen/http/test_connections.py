@@ -33,10 +33,9 @@ def at_once(connections, *, requests):
             url = f"http://127.0.0.1:{server.port}"
             target = HttpTarget(url, find_format("openai"), model="m", connections=connections)
             async with target:
-                resolved = Resolved(target)
-                await target.open_level(resolved.max_connections or requests)
+                await target.open_level(requests)
                 opened = server.connections
-                now_s = asyncio.get_running_loop().time()
+                now_s, resolved = asyncio.get_running_loop().time(), Resolved(target)
                 sender = Sender(resolved.send, max_in_flight=resolved.max_connections)  # as a level's
                 found = await asyncio.gather(*(sender.measure(REQUEST, now_s) for _ in range(requests)))
                 again = await sender.measure(REQUEST, now_s)
