@@ -127,8 +127,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         Requests record failures to connect, not this method. Raises InputError if the process may
         not open that many.
         """
-        if is_virtual():
-            raise InputError("an HTTP endpoint answers in real time: virtual time is for simulated targets only")
+        _refuse_virtual_time()
         if isinstance(self.connections, int):
             connections = min(connections, self.connections)
         _allow_descriptors(connections)
@@ -221,6 +220,8 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         connection, connect_s = await self._take()
         # the opening of a connection that was asked for with each request is not the client's delay
         held_s = (connect_s or 0.0) if self.connections == "per-request" else 0.0
+        if self._sampler is None:
+            self._sample_clock()
         head = self._head if self.sign is None else self._head + header_lines(self.sign(body))
         if self.session_header is not None and request.session is not None:
             session_id = f"{self._session_ids}-{request.session}"
@@ -287,6 +288,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
             if connection.still_open():
                 return connection, None
             self._open.discard(connection)
+        _refuse_virtual_time()
         connection = await self._connect()
         return connection, connection.connect_s
 
@@ -373,6 +375,11 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         self._clock.sample()
         loop = asyncio.get_running_loop()
         self._sampler = loop.call_later(SAMPLE_EVERY_S, self._sample_clock)
+
+
+def _refuse_virtual_time() -> None:
+    if is_virtual():
+        raise InputError("an HTTP endpoint answers in real time: virtual time is for simulated targets only")
 
 
 def _allow_descriptors(connections: int) -> None:
