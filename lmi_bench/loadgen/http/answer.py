@@ -45,7 +45,7 @@ class Received:
 
     sent_by_ns  when the request had left for certain; 0: with `sent_ns`
     connect_s   time to open its connection, if one was opened; tls_s: of the handshake alone
-    held_s      wait for a connection of its own, as it was asked for, before it was sent
+    held_s      wait for a connection before it was sent
     """
 
     reads: Sequence[Read]

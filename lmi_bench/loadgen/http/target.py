@@ -58,7 +58,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
     timestamps  "kernel" insists on the kernel's receive time, "user" does without; None takes
                 the kernel's if the host has it
     connections "reuse": one for each request in flight, reused; "per-request": a new one for each;
-                a number: the most, and of requests in flight (`max_connections`)
+                a number: the limit, above which requests wait
     first_token_timeout_s  a request fails if no token came by then; None: no such limit
     count_tokens  counts the tokens of an answer's text if the server does not report them; None:
                 events are counted
@@ -109,6 +109,8 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         self._connect_to = self._ask = itertools.cycle(self._found)
         self._adapter_of = AdapterDraw(self.adapters, self.seed) if self.adapters else None
         self._session_ids = secrets.token_hex(8)
+        limit = self.max_connections
+        self._gate = None if limit is None else asyncio.Semaphore(limit)
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._signals = ReceiveSignals(self._receive_time)
@@ -118,7 +120,7 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
 
     @property
     def max_connections(self) -> int | None:
-        """Maximum requests in flight, which a level's sender keeps; None: no limit."""
+        """Maximum requests in flight; None: no limit."""
         return self.connections if isinstance(self.connections, int) else None
 
     async def open(self, connections: int) -> None:
@@ -213,13 +215,21 @@ class HttpTarget(contextlib.AbstractAsyncContextManager["HttpTarget"]):
         await self.close()
 
     async def _respond(self, request: PlannedRequest) -> Received:
+        if self._gate is None:
+            return await self._respond_now(request, 0.0)
+        loop = asyncio.get_running_loop()
+        asked_s, waits = loop.time(), self._gate.locked()
+        async with self._gate:
+            return await self._respond_now(request, loop.time() - asked_s if waits else 0.0)
+
+    async def _respond_now(self, request: PlannedRequest, held_s: float) -> Received:
         if self._adapter_of is not None:
             request = replace(request, adapter=self._adapter_of(request))
         model = request.adapter or self.model
         body = self.wire_format.request_body(request, model=model, stream=self.stream)
         connection, connect_s = await self._take()
-        # the opening of a connection that was asked for with each request is not the client's delay
-        held_s = (connect_s or 0.0) if self.connections == "per-request" else 0.0
+        if self.connections == "per-request":
+            held_s = connect_s or 0.0  # its opening was asked for
         if self._sampler is None:
             self._sample_clock()
         head = self._head if self.sign is None else self._head + header_lines(self.sign(body))

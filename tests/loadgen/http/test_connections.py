@@ -15,7 +15,6 @@ from lmi_bench.loadgen.http.endpoint import find_addresses
 from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.run.sender import Sender
 from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import DONE, LAST_CHUNK, REQUEST, STREAM_HEAD, chunk, event, good_answer, serving
@@ -35,10 +34,9 @@ def at_once(connections, *, requests):
             async with target:
                 await target.open_level(requests)
                 opened = server.connections
-                now_s, resolved = asyncio.get_running_loop().time(), Resolved(target)
-                sender = Sender(resolved.send, max_in_flight=resolved.max_connections)  # as a level's
-                found = await asyncio.gather(*(sender.measure(REQUEST, now_s) for _ in range(requests)))
-                again = await sender.measure(REQUEST, now_s)
+                now_s = asyncio.get_running_loop().time()
+                found = await asyncio.gather(*(measure(Resolved(target).send, REQUEST, now_s) for _ in range(requests)))
+                again = await measure(Resolved(target).send, REQUEST, now_s)
                 records = [each.record() for each in (*found, again)]
         return records, server, opened
 
