@@ -21,7 +21,7 @@ from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.http.tls import NOT_CHECKED, client_context
-from lmi_bench.loadgen.prompts.prompts import ExactText, PromptText, common_words, text_counter
+from lmi_bench.loadgen.prompts.prompts import ExactText, PromptText, TextCounter, common_words
 from lmi_bench.loadgen.run.retry import RetryingTarget
 from lmi_bench.targets.applies import idle_in_engine, kind_of
 from lmi_bench.targets.bench import Access, Bench, Main
@@ -76,7 +76,7 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
             scenario.target,
             wire_format,
             headers=headers,
-            count_tokens=None if tokenizer is None else text_counter(tokenizer),
+            count_tokens=None if tokenizer is None else TextCounter(tokenizer),
         ),
         title=f"{redact_text(scenario.target)}, {scenario.protocol}, {scenario.model}",
         facts=facts,

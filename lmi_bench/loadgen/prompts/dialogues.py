@@ -165,7 +165,7 @@ class RecordedDialogues:
 
     def _request(self, number: int, system: str, asked: str, answered: str) -> PlannedRequest:
         text, tokenizer = f"{system}\n{asked}" if system else asked, self.tokenizer
-        count = texts.estimated_tokens if tokenizer is None else texts.text_counter(tokenizer)
+        count = texts.estimated_tokens if tokenizer is None else texts.TextCounter(tokenizer)
         output_tokens = max(1, count(answered) if answered else self.output_tokens)
         messages = (("system", system), ("user", asked)) if system else (("user", asked),)
         options: dict[str, Any] = {"messages": messages, "ignore_eos": self.ignore_eos}

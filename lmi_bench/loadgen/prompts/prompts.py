@@ -12,6 +12,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -148,11 +149,16 @@ def estimated_tokens(text: str) -> int:
     return max(1, round(len(text) / CHARACTERS_PER_TOKEN))
 
 
-def text_counter(tokenizer: Tokenizer) -> Callable[[str], int]:
-    """Counts the tokens of a text that follows a prompt, at least one, without those that are put
-    before every text."""
-    num_special = len(tokenizer.encode(""))
-    return lambda text: max(1, len(tokenizer.encode(text)) - num_special)
+class TextCounter:
+    """Counts the tokens of a text that follows a prompt, without those put before every text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._num_special = len(tokenizer.encode(""))
+
+    def __call__(self, text: str) -> int:
+        """Tokens of `text`, at least one."""
+        return max(1, len(self._tokenizer.encode(text)) - self._num_special)
 
 
 _LONGEST_BLOCK = 1000
@@ -334,10 +340,14 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
 
 
 def over_and_over(items: Iterable[_Value], seed: str) -> Callable[[int], _Value]:
-    """Items by number, in an order shuffled by the seed, over and over."""
+    """Items by number, in an order shuffled by the seed, over and over; can be pickled."""
     order = list(items)
     random.Random(seed).shuffle(order)
-    return lambda number: order[number % len(order)]
+    return partial(_in_turn, order)
+
+
+def _in_turn(order: Sequence[_Value], number: int) -> _Value:
+    return order[number % len(order)]
 
 
 def level_place(level: LevelSpec) -> str:

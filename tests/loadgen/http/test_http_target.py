@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import pickle
 import socket
 import ssl
 import threading
@@ -21,7 +22,7 @@ from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.kernel_time import clock_offset_ns, stamping_socket
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, common_words, text_counter
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, TextCounter, common_words
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.target import Resolved
 from lmi_bench.report.text import token_counts_line
@@ -387,7 +388,7 @@ def test_the_tokenizer_counts_where_the_server_does_not_and_only_there():
     """Two chunks of seven letters; with a usage of 4 tokens that counts, whatever the letters."""
     chunks = STREAM_HEAD + chunk(event(" abc")) + chunk(event(" de", "length"))
     end = chunk(DONE) + LAST_CHUNK
-    counter = text_counter(Letters())
+    counter = pickle.loads(pickle.dumps(TextCounter(Letters())))  # as worker processes get it
     silent, stated = records_of([chunks + end], [chunks + chunk(usage(4, 4)) + end], count_tokens=counter)[0]
     assert (silent.output_tokens, silent.exchange.token_counts) == (7, (1, 1))
     assert stated.output_tokens == 4
@@ -396,7 +397,7 @@ def test_the_tokenizer_counts_where_the_server_does_not_and_only_there():
 
 @pytest.mark.parametrize(
     ("stated", "counter", "named"),
-    [(True, text_counter(Letters()), "server"), (False, text_counter(Letters()), "tokenizer"), (False, None, "chunks")],
+    [(True, TextCounter(Letters()), "server"), (False, TextCounter(Letters()), "tokenizer"), (False, None, "chunks")],
 )
 def test_a_level_names_who_counted_its_tokens(stated, counter, named):
     counts = chunk(usage(4, 1)) if stated else b""
