@@ -132,9 +132,7 @@ def summarise_level(run: LevelRun) -> level.Level:
     spec, columns = run.spec, columns_of(run.records)
     completed = [record for record in run.records if record.ok]
     failed = [record for record in run.records if not record.ok]
-    wall_s, at_start, step = columns.wall_s, int((~columns.counted).sum()), speed_step(columns)
-    if step is None and not spec.load.sessions:  # whose prompts grow, turn by turn, with the cache
-        step = first_token_step(columns, np.array([record.input_tokens for record in run.records], dtype=float))
+    wall_s, at_start, step = columns.wall_s, int((~columns.counted).sum()), _step_in(run, columns)
     e2e_s, _ = columns.values_s("e2e", open_loop=spec.load.is_open, counted_only=False)
     output_tokens = sum(record.output_tokens for record in completed)
     input_tokens = sum(record.input_tokens for record in completed)
@@ -189,6 +187,13 @@ def summarise_level(run: LevelRun) -> level.Level:
         held=_held(run.records),
         requests_by_replica=_by_replica(run.records),
     )
+
+
+def _step_in(run: LevelRun, columns: Columns) -> level.SpeedStep | str | None:
+    found = speed_step(columns)
+    if found is not None or run.spec.load.sessions:  # whose prompts grow, turn by turn, with the cache
+        return found
+    return first_token_step(columns, np.array([record.input_tokens for record in run.records], dtype=float))
 
 
 def _held(records: Sequence[RequestRecord]) -> level.Held | None:
