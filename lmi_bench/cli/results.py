@@ -69,13 +69,14 @@ def export(settings: results.ExportSettings) -> None:
 def import_results(settings: results.ImportSettings) -> None:
     """Convert other tools' results into a run folder: metrics are matched by formula, not by name.
 
-    A metric that the file does not have by our formula stays empty, with the reason.
+    A metric that the file does not have by our formula stays empty, with the reason. A table of
+    InferenceX (CSV) with several set-ups makes a run folder for each, below --out.
     """
     from lmi_bench.jobs.results import import_results as run
 
-    levels, tool = run_job(run, settings, command=["lmi-bench", *sys.argv[1:]])
-    out = settings.out
-    say(f"{out}: {levels} level(s) of {tool}   next: lmi-bench report {out}")
+    levels, tool, folders = run_job(run, settings, command=["lmi-bench", *sys.argv[1:]])
+    several = f" in {len(folders)} runs" if len(folders) > 1 else ""
+    say(f"{settings.out}: {levels} level(s) of {tool}{several}   next: lmi-bench report {folders[0]}")
 
 
 @workload.command("from")

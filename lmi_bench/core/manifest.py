@@ -106,6 +106,7 @@ class TargetFacts(JsonValue):
 
     kind       engine (bundled), simulated, http, sagemaker or imported
     instances  of a SageMaker endpoint; replicas: of the bundled or simulated engine
+    layout     of an imported run beyond its tensor-parallel degree, such as `EP, MTP 3`
     """
 
     kind: str = ""
@@ -122,6 +123,7 @@ class TargetFacts(JsonValue):
     profile_provenance: str | None = None
     back_end: str | None = None
     server: str | None = None
+    layout: str | None = field(default=None, metadata=OPTIONAL)
     scheduler: SchedulerFacts | None = None
 
     @property

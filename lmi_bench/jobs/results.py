@@ -25,7 +25,8 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.interchange import traffic_statistics
 from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
-from lmi_bench.interchange.imports.read import read_results, write_imported
+from lmi_bench.interchange.imports.inferencex_table import read_runs
+from lmi_bench.interchange.imports.read import write_imported
 from lmi_bench.interchange.prometheus import read_metrics
 from lmi_bench.interchange.traffic import Traffic, parse_assumed, parse_fields, read_traffic
 from lmi_bench.interchange.traffic_statistics import Summary as Summary
@@ -162,17 +163,23 @@ def export(settings: results.ExportSettings) -> list[Path]:
 
 def import_results(
     settings: results.ImportSettings, listener: Listener = SILENT, *, command: Sequence[str] = ()
-) -> tuple[int, str]:
-    """Write the run folder; raises InputError for a file that cannot be read.
+) -> tuple[int, str, list[Path]]:
+    """Write the run folder, or one below it for each set-up of a table of several.
 
-    Returns the number of its levels, and the tool that measured them.
+    Returns the number of levels, the tool that measured them and the run folders. Raises
+    InputError for a file that cannot be read, or that is not one run with the others.
     """
     is_stated = settings.concurrency is not None or settings.rate is not None
     load = Load(settings.concurrency, settings.rate) if is_stated else None
-    parts = [read_results(path, load) for path in settings.files]
+    found = [read_runs(path, load) for path in settings.files]
+    parts = [part for runs in found for part in runs.values()]
     for text in sorted({text for part in parts for text in part.notes}):
         listener.note(text)
-    return write_imported(parts, settings.out, command=command), parts[0].tool
+    runs = {settings.out: parts}
+    if len(found) == 1 and len(parts) > 1:
+        runs = {settings.out / name: [part] for name, part in found[0].items()}
+    levels = [write_imported(each, folder, command=command) for folder, each in runs.items()]
+    return sum(levels), parts[0].tool, list(runs)
 
 
 _LEAST_SHARED = 16  # tokens of a cache block; shorter prefixes are chance or a template

@@ -27,6 +27,7 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.json_value import JsonValue
+from lmi_bench.core.lengths import parse_lengths
 from lmi_bench.core.level import GENERATOR_LIMITED, Level
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import ms_to_s
@@ -36,7 +37,7 @@ from lmi_bench.models.shape import ModelShape
 
 # settings of a scenario with which its requests differ in length
 _DRAWN_LENGTHS = ("mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations")
-_ENGINES = ("vllm", "sglang", "tgi", "tensorrt")  # names that servers report
+_ENGINES = ("vllm", "sglang", "tgi", "tensorrt", "trt", "atom")  # names that servers and tables state
 _ACCURACY_KEYS = ("throughput_tokens_per_s", "latency_ms_per_token", "ttft_ms", "tpot_ms")
 
 
@@ -64,7 +65,7 @@ def run_lengths(run: Run) -> tuple[int, int]:
     """
     workload = run.manifest.scenario.workload
     drawn = [name for name in _DRAWN_LENGTHS if getattr(workload, name)]
-    if drawn:
+    if drawn and not run.manifest.imported_from:
         raise InputError(
             f"{run.path}: its requests differ in length ({', '.join(drawn)}); calibration needs a "
             "sweep of equal requests (--input-tokens N --output-tokens N)"
@@ -129,8 +130,12 @@ def cells_from_run(
             f"{run.path}: measured on {facts.replicas} replicas at once, but a profile "
             "describes one: sweep again without --replicas"
         )
+    if facts.layout:
+        raise InputError(f"{run.path}: no fit to a run knows its {facts.layout}: `lmi-bench calibrate` its table (CSV)")
     dtype, kv_dtype = dtype or run_dtype(run), kv_dtype or facts.kv_dtype
     setup = Setup(shape, placed.instance, placed.degree, dtype, kv_dtype=kv_dtype)
+    drawn = parse_lengths(run.manifest.scenario.workload.output_lengths or "1")
+    spread = (drawn.second - drawn.first) / (drawn.second + drawn.first) if drawn.kind == "uniform" else 0.0
     cells = []
     steady = steady_lines(run.levels)
     for line, records in zip(run.levels, run.records, strict=True):
@@ -154,6 +159,7 @@ def cells_from_run(
                 arrivals_s=tuple(each.due_s for each in records) if line.load.is_open else (),
                 latency_mean_s_per_token=_mean_s(line, "latency_per_token"),
                 max_sequences=most,
+                length_spread=spread,
                 ttft_mean_s=None if _only_ttft_unsure(line) else cell.ttft_mean_s,
             )
         )
@@ -175,6 +181,8 @@ def cell_of_summary(source: Path, line: Level, setup: Setup) -> MeasuredLevel:
 
 
 def _cell(setup: Setup, line: Level, input_tokens: int, output_tokens: int) -> MeasuredLevel:
+    tpot = line.of("tpot")
+    statistic = "p50" if tpot.mean is None and tpot.p50 else "mean"  # another tool may have no mean
     return MeasuredLevel(
         setup,
         input_tokens=input_tokens,
@@ -182,15 +190,16 @@ def _cell(setup: Setup, line: Level, input_tokens: int, output_tokens: int) -> M
         load=line.load,
         num_requests=line.sent,
         throughput_tokens_per_s=line.throughput_tokens_per_s,
-        ttft_mean_s=_mean_s(line, "ttft"),
-        tpot_mean_s=_mean_s(line, "tpot"),
+        ttft_mean_s=_mean_s(line, "ttft", statistic),
+        tpot_mean_s=_mean_s(line, "tpot", statistic),
         start_left_out=bool(line.start_requests),
+        medians=statistic == "p50",
     )
 
 
-def _mean_s(line: Level, metric: str) -> float | None:
-    mean_ms = line.of(metric).mean
-    return None if not mean_ms else ms_to_s(mean_ms)
+def _mean_s(line: Level, metric: str, statistic: str = "mean") -> float | None:
+    found_ms = line.of(metric).value(statistic)
+    return None if not found_ms else ms_to_s(found_ms)
 
 
 def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:

@@ -71,7 +71,7 @@ def read_table(path: Path) -> list[TableRow]:
     missing = [name for name in _REQUIRED if name not in rows[0]]
     if missing:
         raise InputError(f"{path} has no column {', '.join(missing)}: it is not a table of levels")
-    if all(name in rows[0] for name in _INFERENCEX):
+    if all(name in rows[0] for name in INFERENCEX):
         found = enumerate(rows)
         return [_table_row(n, row, _inferencex_engine(row), _inferencex_cell) for n, row in found]
     latencies = [_number(row, "latency_ms_per_token") for row in rows]
@@ -237,7 +237,7 @@ def with_requests(row: TableRow, count: int) -> TableRow:
     return replace(row, cell=replace(row.cell, num_requests=count))
 
 
-_INFERENCEX: Final = ("hardware", "framework", "precision", "decode_tp")
+INFERENCEX: Final = ("hardware", "framework", "precision", "decode_tp")
 _LEAST_SHARE: Final = 0.8  # of the stated lengths
 _MEAN_SHARE: Final = (1 + _LEAST_SHARE) / 2
 _REQUESTS_PER_USER: Final = 10

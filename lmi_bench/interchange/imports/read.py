@@ -57,7 +57,7 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
             if any(has(first, paths) for paths in table["known_by"]):
                 if tool == "evalscope":
                     objects = [tools.join_evalscope(objects, partial(_beside, path))]
-                return _joined([tools.read_summary(tool, each, load) for each in objects])
+                return joined([tools.read_summary(tool, each, load) for each in objects])
         for row in read_rows("files_without_latencies.csv", "interchange"):
             if has(first, row["known_by"].split()):
                 raise InputError(row["advice"])
@@ -96,11 +96,11 @@ def _explained(path: Path) -> Iterator[None]:
         ) from exc
 
 
-def _joined(parts: Sequence[Imported]) -> Imported:
-    """All levels, with what the first part says of the rest."""
+def joined(parts: Sequence[Imported]) -> Imported:
+    """All levels, with what the first part says of the rest; raises InputError if they differ."""
     first = parts[0]
     for name in first.facts:
-        values = {str(value) for part in parts if (value := part.facts.get(name)) not in (None, [])}
+        values = {str(value) for part in parts if (value := part.facts.get(name)) not in (None, [], "")}
         if len(values) > 1:
             raise InputError(f"{name} is {' and '.join(sorted(values))}: import each by itself")
     levels = tuple(level for part in parts for level in part.levels)
@@ -159,8 +159,8 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
     tools = sorted({part.tool for part in parts})
     if len(tools) > 1:
         raise InputError(f"files of {' and '.join(tools)} are not one run: import those of each tool separately")
-    whole = _joined(parts)
-    facts = {key: value for key, value in whole.facts.items() if value not in (None, [])}
+    whole = joined(parts)
+    facts = {key: value for key, value in whole.facts.items() if value not in (None, [], "")}
     scenario: dict[str, Any] = {"name": "", "model": facts.get("model", ""), "target": tools[0]}
     scenario |= {"workload": whole.workload} if whole.workload else {}
     digest = hashlib.sha256(json.dumps(scenario, sort_keys=True).encode()).hexdigest()
