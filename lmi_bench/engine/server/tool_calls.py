@@ -2,17 +2,18 @@
 
 Models write JSON with name and arguments (in `<tool_call>`: Hermes, Qwen; alone, a list of them or
 several behind semicolons: Llama, Phi), a name before its JSON arguments (DeepSeek, Kimi, Mistral),
-or a name and tagged pairs (GLM, Qwen3-Coder); gpt-oss divides an answer into channels. A call
-begins where its arguments do; what only looks like one stays text.
+or a name and tagged pairs (GLM, Qwen3-Coder), or Python (`python_calls`); gpt-oss divides an answer
+into channels. A call begins where its arguments do; what only looks like one stays text.
 """
 
 import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from lmi_bench.engine.server.codec import overlap
+from lmi_bench.engine.server.python_calls import in_json, python_calls
 
 _FIELDS: Final = r'(?:"(?:type|id|index)"\s*:\s*(?:"[^"\\]*"|\d+)\s*,\s*)*'
 _HEAD: Final = (
@@ -35,7 +36,12 @@ _TAGGED: Final = [
         r"(?P<name>[\w.-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)",
     )
 ]
-_BEGINS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<｜tool▁call", "<|tool_call")
+_BEGINS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<｜tool▁call", "<|tool_call_begin", "<|tool_calls_")
+_PYTHON_BEGINS: Final = ("<|python_start|>", "<|tool_call_start|>", "<function_calls>")
+_FIRST_BEGIN: Final = re.compile(
+    "|".join(map(re.escape, _BEGINS + _PYTHON_BEGINS)) + r"|\A\s*+(?:[\[{]|functools|<\|python_tag)"
+)
+_PYTHON: Final = re.compile(rf"(?:{'|'.join(map(re.escape, _PYTHON_BEGINS))})?\s*+(?=\[?\s*+([\w.]++)\()")
 _PAIR: Final = re.compile(
     r"<(?:arg_key>(.*?)</arg_key>\s*<arg_value>|parameter=([^>]+)>\n?)(.*?)\n?</(?:arg|param)", re.DOTALL
 )
@@ -81,6 +87,7 @@ class CallFinder:
         self._in_channels = in_channels
         self._text = ""
         self._message: str | None = None  # what is open in a channel; "": none is; None: none was yet
+        self._python: re.Match[str] | Literal[False] | None = None  # before calls in Python; False: they are none
         self._waits: bool | None = None  # for a turn; True: in a call's arguments
         self._returned = 0  # characters of the content
         self._argument_chars: list[int] = []  # of each call, that were returned
@@ -101,6 +108,11 @@ class CallFinder:
         if self._most == 0:
             return text, "", []
         self._text += text
+        if self._python is None and "(" in text and (begin := _FIRST_BEGIN.search(self._text)):
+            found = _PYTHON.match(self._text, begin.start())
+            self._python, self._waits = found is not None and found[1] in self._tools and found, None
+        if self._python and not ended:  # read once
+            return "", "", []
         if self._waits is not None and not (ended or _TURN.search(text)):  # else a long call is read at each token
             if not (self._waits and text):
                 return "", "", []
@@ -163,6 +175,8 @@ class CallFinder:
     def _divided(self, *, ended: bool) -> tuple[str, list[tuple[str, str]]]:
         """The content that is certain by now, and name and arguments so far of each call."""
         text, self._waits = self._text, None
+        if self._python and (found := python_calls(text[self._python.end() :], self._tools)):
+            return text[: self._python.start()], found
         bare, at = _may_begin(text, _BARE_BEGINS), 0
         calls: list[_Call] = []
         while call := self._next_call(at, bare=bare):
@@ -174,8 +188,9 @@ class CallFinder:
         if bare or ended:
             self._waits = False if text.lstrip().startswith(("{", "[")) else None
             return text if ended else "", []
-        opened = [at for begin in _BEGINS if (at := text.find(begin)) >= 0]
-        held, self._waits = max(overlap(text, begin) for begin in _BEGINS), False if opened else None
+        begins = _BEGINS if self._python is False else _BEGINS + _PYTHON_BEGINS
+        opened = [at for begin in begins if (at := text.find(begin)) >= 0]
+        held, self._waits = max(overlap(text, begin) for begin in begins), False if opened else None
         return text[: min([*opened, len(text) - held])], []
 
     def _next_call(self, at: int, *, bare: bool) -> _Call | None:
@@ -197,7 +212,7 @@ class CallFinder:
                 (key or named): _value(value, kinds.get(key or named))
                 for key, named, value in _PAIR.findall(given["pairs"])
             }
-            return _Call(start, end, given["name"], json.dumps(pairs, ensure_ascii=False))
+            return _Call(start, end, given["name"], in_json(pairs))
         whole, last = _object_at(text, end)
         if "name" in given:
             return _Call(start, last, given["name"], text[end:last], is_open=whole is None)
@@ -206,7 +221,7 @@ class CallFinder:
         name, arguments = whole.get("name"), whole.get("arguments", whole.get("parameters"))
         if not (isinstance(name, str) and isinstance(arguments, dict)):
             return None
-        return _Call(start, last, name, json.dumps(arguments, ensure_ascii=False))
+        return _Call(start, last, name, in_json(arguments))
 
 
 def _may_begin(text: str, forms: Sequence[str]) -> bool:
