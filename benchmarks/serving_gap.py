@@ -5,6 +5,11 @@ requests run at once, of 40 tokens each and of 160: waited for in the process, o
 streamed, with the clients in another process. A request itself costs as much as many tokens, so
 that the longer answers show what a token costs.
 
+`/ping` is asked again and again while a prompt of 12 MiB comes and is refused: by its length, or
+after it was encoded, where the tokenizer sets no bound to what a token stands for.
+
+`--uvloop` measures each server on uvloop's event loop too (`pip install uvloop`).
+
     python benchmarks/serving_gap.py --out benchmarks/results/serving_gap.md
 """
 
@@ -18,6 +23,7 @@ import os
 import selectors
 import socket
 import statistics
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,10 +35,14 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.server.app import build_app, listening, steps_first
 from lmi_bench.engine.server.codec import PlainTokenizer
+from lmi_bench.engine.tokenizer import Tokenizer
 
 REQUESTS, STEP_S = 256, 0.03
 TOKENS = (40, 160)
 CHUNK_BYTES = 230
+PROMPT_BYTES = 12 * 2**20
+PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
+PING_EVERY_S = 0.002
 
 
 class SleepingExecutor:
@@ -79,8 +89,8 @@ def clients(host, port, sent=b""):
                 key.fileobj.close()
 
 
-def started_clients(*arguments):
-    process = multiprocessing.get_context("spawn").Process(target=clients, args=arguments)
+def started(function, *arguments):
+    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
     process.start()
     return process
 
@@ -88,7 +98,7 @@ def started_clients(*arguments):
 def cost_of_sends():
     """CPU seconds of the system's `send` for a chunk, without any server."""
     with socket.create_server(("127.0.0.1", 0), backlog=REQUESTS) as listener:
-        process = started_clients(*listener.getsockname())
+        process = started(clients, *listener.getsockname())
         connections = [listener.accept()[0] for _ in range(REQUESTS)]
     cpu_s = time.process_time()
     for _ in range(TOKENS[0]):
@@ -102,12 +112,63 @@ def cost_of_sends():
     return cpu_s / (REQUESTS * TOKENS[0])
 
 
-def request_to(where, stream, tokens):
-    body = json.dumps({"prompt": [1, 2, 3], "max_tokens": tokens, "stream": stream})
+def completion(prompt, **fields):
+    body = json.dumps({"prompt": prompt, **fields})
     return (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {where.host}\r\nConnection: close\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n{body}"
+        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}"
     ).encode()
+
+
+def pings(host, port, waits):
+    """In a process of its own: the longest and the median wait for /ping, in seconds, from when the
+    long prompt's first byte is sent until its answer has ended."""
+
+    def send():
+        with socket.create_connection((host, port)) as connection:
+            connection.sendall(long_prompt)
+            answer = b""
+            while data := connection.recv(2**16):
+                answer += data
+        refused.append(answer.startswith(b"HTTP/1.1 400"))
+
+    long_prompt, refused, waits_s = completion("a " * (PROMPT_BYTES // 2)), [], []
+    sending = threading.Thread(target=send)
+    with socket.create_connection((host, port)) as connection:
+        sending.start()
+        while sending.is_alive():
+            start_s = time.perf_counter()
+            connection.sendall(PING)
+            if not connection.recv(2**16).startswith(b"HTTP/1.1 200"):
+                raise SystemExit("/ping was not answered")
+            waits_s.append(time.perf_counter() - start_s)
+            time.sleep(PING_EVERY_S)
+    if refused != [True]:
+        raise SystemExit("the long prompt was not refused")
+    waits.send((max(waits_s), statistics.median(waits_s)))
+
+
+def tokenizers():
+    """By name: one whose tokens stand for so many bytes at most, and one of words of any length."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models, pre_tokenizers
+
+    in_bytes = Fast(models.BPE({name: i for i, name in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    in_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    in_bytes.decoder = decoders.ByteLevel()
+    words = Fast(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return {"refused by its length": Tokenizer(in_bytes), "encoded, then refused": Tokenizer(words)}
+
+
+async def measure_pings(codec):
+    """See `pings`."""
+    config = SchedulerConfig(num_blocks=4096, max_model_len=256, block_size=16, max_rolling_batch_size=REQUESTS)
+    async with AsyncEngine(Scheduler(config), SleepingExecutor()) as engine:
+        app = build_app(engine, codec, model_name="toy", max_model_len=256)
+        async with listening(app, port=0) as where:
+            received, waits = multiprocessing.Pipe(duplex=False)
+            await asyncio.to_thread(started(pings, where.host, where.port, waits).join)
+            return received.recv()
 
 
 async def measure(way, tokens):
@@ -125,7 +186,8 @@ async def measure(way, tokens):
         else:
             app = build_app(engine, PlainTokenizer(), model_name="toy", max_model_len=256)
             async with listening(app, port=0) as where:
-                process = started_clients(where.host, where.port, request_to(where, way == "streamed", tokens))
+                request = completion([1, 2, 3], max_tokens=tokens, stream=way == "streamed")
+                process = started(clients, where.host, where.port, request)
                 cpu_s = time.process_time()
                 await asyncio.to_thread(process.join)
         cpu_s = time.process_time() - cpu_s
@@ -154,21 +216,47 @@ def table(tokens, ways):
         cells = [spread(gaps, 1e3, 1), spread(ratios, 1, 2)]
         cells += [spread(cpus, 1e6, 1), spread(cpu_ratios, 1, 1)]
         lines.append(f"| {way} | {' | '.join(cells)} |")
+    if on_uvloop := ways.get("streamed, uvloop"):
+        ratios = [uv / own for (_, uv), (_, own) in zip(on_uvloop, ways["streamed"], strict=True)]
+        lines += ["", f"CPU of a streamed token on uvloop over that on asyncio's loop: {spread(ratios, 1, 2)}."]
     return lines
+
+
+def loops(with_uvloop):
+    """What makes an event loop, by what is put behind the name of a row."""
+    if not with_uvloop:
+        return {"": asyncio.new_event_loop}
+    import uvloop
+
+    return {"": asyncio.new_event_loop, ", uvloop": uvloop.new_event_loop}
+
+
+def measured(num_rounds, with_uvloop):
+    """By row: of each length of answers `measure` of each round, then `pings`, then `cost_of_sends`."""
+    found: dict[int, dict[str, list[tuple[float, float]]]] = {tokens: {} for tokens in TOKENS}
+    waits: dict[str, list[tuple[float, float]]] = {}
+    sends, codecs, in_turn = [], tokenizers(), list(loops(with_uvloop).items())
+    for _ in range(num_rounds):
+        sends.append(cost_of_sends())
+        for behind, loop in in_turn:
+            for tokens, ways in found.items():
+                for way in ("engine alone", "HTTP, not streamed", "streamed"):
+                    with asyncio.Runner(loop_factory=loop) as runner:
+                        ways.setdefault(way + behind, []).append(runner.run(measure(way, tokens)))
+            for name, codec in codecs.items():
+                with asyncio.Runner(loop_factory=loop) as runner:
+                    waits.setdefault(name + behind, []).append(runner.run(measure_pings(codec)))
+        in_turn.reverse()
+    return found, waits, sends
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--uvloop", action="store_true", help="measure each server on uvloop's event loop too")
     parser.add_argument("--out", type=Path, help="Markdown file; the default is to print")
     asked = parser.parse_args()
-    found: dict[int, dict[str, list[tuple[float, float]]]] = {tokens: {} for tokens in TOKENS}
-    sends = []
-    for _ in range(asked.rounds):
-        sends.append(cost_of_sends())
-        for tokens, ways in found.items():
-            for way in ("engine alone", "HTTP, not streamed", "streamed"):
-                ways.setdefault(way, []).append(asyncio.run(measure(way, tokens)))
+    found, waits, sends = measured(asked.rounds, asked.uvloop)
     lines = [
         "# What HTTP costs the engine",
         "",
@@ -182,7 +270,13 @@ def main() -> None:
         "",
         f"The system's `send` alone, of {CHUNK_BYTES} bytes to each of {REQUESTS} sockets a step: "
         f"{spread(sends, 1e6, 1)} us of CPU a token.",
+        "",
+        f"| `/ping` beside a prompt of {PROMPT_BYTES // 2**20} MiB | longest, ms | median, ms |",
+        "|---|---:|---:|",
     ]
+    for name, rounds in waits.items():
+        cells = [spread(values, 1e3, 1) for values in zip(*rounds, strict=True)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"
     print(text) if asked.out is None else asked.out.write_text(text, "utf-8")
 
