@@ -107,7 +107,7 @@ class ExactText:
     """Text that the tokenizer reads as exactly the requested number of tokens.
 
     Made of tokens that survive decoding and encoding unchanged, alone and beside each other. Tokens
-    that the tokenizer puts before a text are counted as the server counts them.
+    that the tokenizer puts before a text are counted as the server counts them, in the first part.
     Raises InputError if the vocabulary has no such tokens.
     """
 
@@ -117,8 +117,9 @@ class ExactText:
         self._num_special = len(tokenizer.encode(""))
 
     def __call__(self, request: PlannedRequest, draw: random.Random, shared: Parts) -> PlannedRequest:
-        wanted = request.input_tokens
-        ids = _drawn(self._ids, max(1, wanted - self._num_special), draw, shared)
+        wanted, special = request.input_tokens, self._num_special
+        shared = [(max(0, part - special * (not at)), part_draw) for at, (part, part_draw) in enumerate(shared)]
+        ids = _drawn(self._ids, max(1, wanted - special), draw, shared)
         for _ in range(_MAX_ADJUSTMENTS):
             text = self._tokenizer.decode(ids)
             seen = list(self._tokenizer.encode(text))
@@ -371,23 +372,25 @@ def _block(lengths: Sequence[Lengths]) -> list[int]:
 
 
 def _stable_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids of whole words that stay single tokens when adjacent."""
+    """Ids of whole words that stay single tokens when adjacent: those with a space between them, if
+    there are any. Of others, such as endings, two may be read as other tokens than each twice."""
     special = list(tokenizer.encode(""))
     draw = random.Random(0)
     candidates = draw.sample(range(tokenizer.vocab_size), k=tokenizer.vocab_size)
     kept: list[int] = []
+    joined: list[int] = []
     for token_id in candidates:
         text = tokenizer.decode([token_id])
         if not text.strip().isalpha() or not text.isascii():
             continue
         pair = tokenizer.decode([token_id, token_id, token_id])
         if list(tokenizer.encode(pair)) == [*special, *[token_id] * 3]:
-            kept.append(token_id)
+            (kept if len(pair.split()) == 3 else joined).append(token_id)
             if len(kept) == _STABLE_TOKENS:
                 break
-    if not kept:
+    if not kept and not joined:
         raise InputError(
             "this tokenizer has no word that is one token beside itself, so "
             "prompts of an exact length cannot be made: use a data set"
         )
-    return kept
+    return kept or joined[:_STABLE_TOKENS]

@@ -408,21 +408,6 @@ def blocks(request, size=64):
     return found
 
 
-def test_prompts_share_blocks_as_the_recorded_ids_say_byte_for_byte(tmp_path):
-    target, _ = swept(sessions_of(agent_trace=str(written(tmp_path, MAIN))), num_sessions=2)
-    (session,) = read_sessions(written(tmp_path, MAIN))
-    asked = {(each.session, each.turn): blocks(each) for each in target.asked}
-    for a, one in enumerate(session):
-        for b, other in enumerate(session):
-            same = [x == y for x, y in zip(one.parts, other.parts, strict=False)]
-            shared = same.index(False) if False in same else len(same)
-            mine, theirs = asked[0, a], asked[0, b]
-            assert sum(x == y for x, y in zip(mine, theirs, strict=False)) == shared
-    again = {each for (play, _), found in asked.items() if play == 1 for each in found}
-    first = {each for (play, _), found in asked.items() if play == 0 for each in found}
-    assert not again & first  # another play has other text
-
-
 def test_made_up_sessions_grow_share_their_instructions_and_repeat_by_seed():
     shape = parse_agents("steps=6,fan_chance=0.5,context=20000")
     one, other = made_up(shape, 0, 1), made_up(shape, 0, 2)
