@@ -5,7 +5,8 @@
 Simulated levels of mixed lengths (4 and 16 users, open loop of 2 req/s), with a noise
 of the clock rate that lasts: 5 %, correlated over half a second. Then time runs slower from a
 random moment in the middle half on; or the time to first token alone, with a noise of 10 % of its
-own, is another one. The machine does not matter.
+own, is another one; or the server stops once, for 0.3 s, while it streams. In the loads with long prompts it
+pauses to compute them, which is no such stop. The machine does not matter.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from lmi_bench.analysis.results.columns import Columns, columns_of  # noqa: E402
+from lmi_bench.analysis.results.pauses import pauses  # noqa: E402
 from lmi_bench.analysis.results.window import first_token_step, speed_step  # noqa: E402
 from lmi_bench.core.level import SpeedStep  # noqa: E402
 from lmi_bench.core.run_store import load_run  # noqa: E402
@@ -33,9 +35,28 @@ LOADS = {
     "64 users": ("ml.g5.2xlarge", "--concurrency", "64", "--requests-per-level", "640"),
     "2 req/s": ("ml.g6e.2xlarge", "--rate", "2", "--requests-per-level", "200"),
     "8 req/s, more than it carries": ("ml.g6e.2xlarge", "--rate", "8", "--requests-per-level", "400"),
+    "16 users, long prompts": (
+        "ml.g5.2xlarge",
+        "--concurrency",
+        "16",
+        "--requests-per-level",
+        "160",
+        "--input-lengths",
+        "lognormal(4000,3000)",
+    ),
+    "1 req/s, long prompts": (
+        "ml.g6e.2xlarge",
+        "--rate",
+        "1",
+        "--requests-per-level",
+        "200",
+        "--input-lengths",
+        "lognormal(4000,3000)",
+    ),
 }
 SLOWER, FIRST, FIRST_NOISE = (1.0, 1.1, 1.2, 1.5), (1.0, 1.3, 1.5, 2.0, 0.5), 0.1
 NOISE, GRID_S, NOISE_S = 0.05, 0.05, 0.5
+PAUSE_S = 0.3
 
 
 def _level(load: tuple[str, ...], seed: int, folder: Path) -> tuple[Columns, np.ndarray]:
@@ -91,6 +112,17 @@ def _other_ttft(columns: Columns, factor: float, rng: np.random.Generator) -> Co
     return replace(columns, times_s=columns.times_s + more_s[columns.owner], **moved, found={})
 
 
+def _paused(columns: Columns, *, is_open: bool, rng: np.random.Generator) -> tuple[Columns, float]:
+    """The level with a pause of all streams at a moment with tokens, and that moment; in an open
+    loop requests are sent as before."""
+    from_s, to_s = np.quantile(columns.times_s, [0.05, 0.95])
+    at_s = float(rng.choice(columns.times_s[(columns.times_s > from_s) & (columns.times_s < to_s)]))
+    names = ("times_s", "ended_s", "last_s", *(() if is_open else ("due_s", "sent_s")))
+    values_s = {name: getattr(columns, name) for name in names}
+    later = {name: each + PAUSE_S * (each > at_s) for name, each in values_s.items()}
+    return replace(columns, **later, found={}), at_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--levels", type=int, default=100)
@@ -105,12 +137,14 @@ def main() -> None:
         "| load | "
         + " | ".join(f"{s - 1:.0%} slower" if s > 1 else "steady" for s in SLOWER)
         + " | median error of the moment, s | of the size, points |"
-        + "".join(f" TTFT x {factor:g} |" for factor in FIRST),
-        "|---|" + "---:|" * (len(SLOWER) + 2 + len(FIRST)),
+        + "".join(f" TTFT x {factor:g} |" for factor in FIRST)
+        + " levels with pauses where there is none | a pause of 0.3 s found |",
+        "|---|" + "---:|" * (len(SLOWER) + 4 + len(FIRST)),
     ]
     for name, load in LOADS.items():
         counts, moments, sizes = dict.fromkeys(SLOWER, 0), [], []
         first = dict.fromkeys(FIRST, 0)
+        stops = [0, 0]
         for seed in range(options.levels):
             with tempfile.TemporaryDirectory() as folder:
                 columns, input_tokens = _level(load, seed, Path(folder) / "run")
@@ -125,8 +159,13 @@ def main() -> None:
                         sizes.append(100 * abs(found.change - (slower - 1)))
             for factor in FIRST:
                 first[factor] += first_token_step(_other_ttft(columns, factor, rng), input_tokens) is not None
+            steady, _ = _warped(columns, 1.0, rng)
+            stopped, at_s = _paused(steady, is_open="--rate" in load, rng=rng)
+            found_stop = pauses(stopped, input_tokens)
+            stops[0] += pauses(steady, input_tokens) is not None
+            stops[1] += found_stop is not None and any(0 <= at_s - each < PAUSE_S for each in found_stop.at_s)
         cells = [*map(str, counts.values()), f"{np.median(moments):.2f}", f"{np.median(sizes):.1f}"]
-        lines.append(f"| {name} | {' | '.join([*cells, *map(str, first.values())])} |")
+        lines.append(f"| {name} | {' | '.join([*cells, *map(str, [*first.values(), *stops])])} |")
         print(lines[-1], flush=True)
     if options.write:
         options.write.write_text("\n".join(lines) + "\n", encoding="utf-8")

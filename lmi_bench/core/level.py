@@ -115,6 +115,16 @@ class SpeedStep(JsonValue):
 
 
 @dataclass(frozen=True, slots=True)
+class Pauses(JsonValue):
+    """Moments in which no stream that was decoding had a token; at_s: the starts of the ten longest."""
+
+    number: int
+    total_s: float
+    longest_ms: float
+    at_s: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
 class KnownQuantile(JsonValue):
     """How closely a level knows a quantile (`--stop-when`), at its last look.
 
@@ -342,6 +352,7 @@ class Level(JsonValue):
     steady: SteadyWindow = SteadyWindow()
     speed_step: SpeedStep | None = None
     speed_unknown: str | None = None
+    pauses: Pauses | None = None
     known: KnownQuantile | None = None
     valid: bool = True
     invalid_reason: str | None = None
@@ -466,7 +477,7 @@ _OF_A_PRICE = ("price_usd_per_hour", "elapsed_s", "spent_usd", "usd_per_1m_outpu
 _KEYS = """
     level attempt stopped_by concurrency rate_per_s requests start_requests? errors errors_by_kind
     error_examples? output_tokens input_tokens wall_s throughput_tokens_per_s
-    total_throughput_tokens_per_s request_throughput_per_s steady speed_step? speed_unknown? known? valid
+    total_throughput_tokens_per_s request_throughput_per_s steady speed_step? speed_unknown? pauses? known? valid
     invalid_reason ttft_ms ttft_from_sent_ms ttft_answer_ms? reasoning_tokens?
     reasoning_token_share? dispatch_delay_ms itl_ms tpot_ms e2e_ms e2e_from_sent_ms
     latency_ms_per_token mean_concurrency little_law_ratio retries connect_ms tls_ms generator

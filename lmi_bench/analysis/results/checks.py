@@ -115,12 +115,15 @@ _STEP_OF = {"itl": "between tokens", "ttft": "to first token"}
 
 
 def _check_steady(line: Level) -> _Doubts:
-    """A step in the speed: the figures mix two servers."""
+    """A step in the speed: the figures mix two servers. And pauses of all streams."""
     step = line.speed_step
     again = "; measure it again" if line.attempts is None else f", in {line.attempts} attempts"
     if step is not None:
         way, of = "rose" if step.change > 0 else "fell", _STEP_OF.get(step.of, step.of)
         yield "step", {"way": way, "of": of, "size": abs(step.change), "again": again}
+    if line.pauses is not None and line.wall_s:
+        when = ", ".join(f"{at_s:.3g}" for at_s in line.pauses.at_s)
+        yield "pauses", {"share": line.pauses.total_s / line.wall_s, "when": when}
 
 
 def _check_monotone(levels: Sequence[Level]) -> _Doubts:

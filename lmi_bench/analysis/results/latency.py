@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import Columns, columns_of
+from lmi_bench.analysis.results.pauses import pauses
 from lmi_bench.analysis.results.quantiles import FloatArray
 from lmi_bench.analysis.results.window import first_token_step, speed_step, steady_window
 from lmi_bench.core import level
@@ -132,7 +133,8 @@ def summarise_level(run: LevelRun) -> level.Level:
     spec, columns = run.spec, columns_of(run.records)
     completed = [record for record in run.records if record.ok]
     failed = [record for record in run.records if not record.ok]
-    wall_s, at_start, step = columns.wall_s, int((~columns.counted).sum()), _step_in(run, columns)
+    asked = np.array([record.input_tokens for record in run.records], dtype=float)
+    wall_s, at_start, step = columns.wall_s, int((~columns.counted).sum()), _step_in(run, columns, asked)
     e2e_s, _ = columns.values_s("e2e", open_loop=spec.load.is_open, counted_only=False)
     output_tokens = sum(record.output_tokens for record in completed)
     input_tokens = sum(record.input_tokens for record in completed)
@@ -164,6 +166,7 @@ def summarise_level(run: LevelRun) -> level.Level:
         steady=steady_window(columns),
         speed_step=step if isinstance(step, level.SpeedStep) else None,
         speed_unknown=step if isinstance(step, str) else None,
+        pauses=pauses(columns, asked),
         valid=run.check.valid is not False,
         invalid_reason=run.check.reason if run.check.valid is False else None,
         stopped_by=run.stopped_by,
@@ -189,11 +192,11 @@ def summarise_level(run: LevelRun) -> level.Level:
     )
 
 
-def _step_in(run: LevelRun, columns: Columns) -> level.SpeedStep | str | None:
+def _step_in(run: LevelRun, columns: Columns, asked: FloatArray) -> level.SpeedStep | str | None:
     found = speed_step(columns)
     if found is not None or run.spec.load.sessions:  # whose prompts grow, turn by turn, with the cache
         return found
-    return first_token_step(columns, np.array([record.input_tokens for record in run.records], dtype=float))
+    return first_token_step(columns, asked)
 
 
 def _held(records: Sequence[RequestRecord]) -> level.Held | None:

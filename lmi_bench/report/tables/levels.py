@@ -230,7 +230,7 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
             fields = [_statistic_field(metric, name) for name in STATISTICS]
             fields.append(key_field(f"latency.{metric}.n", "n", "", count))
             tables.append(per_level(row["title"], axis, lines, fields))
-    rates = fields_of("", lambda row: row["page_always"] or any(getattr(line, row["key"]) for line in lines))
+    rates = fields_of("", lambda row: row["page_always"] or any(value_at(line, row["key"]) for line in lines))
     return (*tables, per_level("Rates, counts and Little's law", axis, lines, rates))
 
 
