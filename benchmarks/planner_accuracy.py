@@ -37,7 +37,8 @@ from benchmarks.support.work_items import add_options, mapped  # noqa: E402
 from lmi_bench.analysis.fit.discrepancy import ERRORS, ErrorConstants  # noqa: E402
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy  # noqa: E402
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12  # noqa: E402
-from lmi_bench.analysis.model.measured_level import Metric  # noqa: E402
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric  # noqa: E402
+from lmi_bench.analysis.model.setup import Setup  # noqa: E402
 from lmi_bench.catalog.instances import all_instances  # noqa: E402
 from lmi_bench.catalog.models import all_model_entries  # noqa: E402
 from lmi_bench.core.errors import InputError  # noqa: E402
@@ -288,8 +289,16 @@ def page(figures: Sequence[Figure]) -> tuple[str, dict[str, dict[str, float]]]:
 
 
 def sources() -> str:
-    """Where each table is from; those that may not ship are fetched and named by their rows."""
-    lines = ["", "## Tables", "", "| table | rows | cells | source |", "|---|---|---|---|"]
+    """Where each table is from; those that may not ship are fetched, their rows named by keys.
+
+    Engine, model, device and number format are in the table's name.
+    """
+    about = (
+        "A row of a table that is fetched has the engine, model, device and number format of the table's name, and as",
+        "keys its prompt and answer in tokens (the means: of InferenceX nine tenths of what is asked for), the devices",
+        "and split of a worker, and the load. Of repeated rows the one with the median throughput counts.",
+    )
+    lines = ["", "## Tables", "", *about, "", "| table | rows | cells | source |", "|---|---|---|---|"]
     for table in tables():
         where = "ships" if table.ships else f"fetch: {fetched(table)}"
         lines.append(f"| {table.name} | {len(table.rows)} | {table.cells} | {table.source}, {where} |")
@@ -297,25 +306,33 @@ def sources() -> str:
 
 
 def fetched(table: Table) -> str:
-    """The public source of a table that does not ship, with the rows' numbers in the file here."""
+    """The public source of a table that does not ship, with the keys of the rows that are judged."""
     origins = {
         "h100_vllm_closed_loop.csv": "ai-dynamo/aiconfigurator, silicon_sample.csv v0.12.0",
         "h100_vllm_open_loop.csv": "pChitral/vllm-cost-meter, data/master_results.csv",
         "inferencex_deepseek_r1.csv": "SemiAnalysisAI/InferenceX, nightly results",
     }
-    numbers = sorted(row.number + 2 for row in table.rows)
-    return f"{origins[table.source]}; lines {spans(numbers)}"
+    return f"{origins[table.source]}; rows {row_keys(table.levels)}"
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """`2-5, 7` for 2, 3, 4, 5, 7."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found)
+def row_keys(levels: Sequence[MeasuredLevel]) -> str:
+    """The rows by lengths, layout and load: `1024/128 TP 2 concurrency 8, 16; 1024/128 TP 4 ...`."""
+    loads: dict[str, set[float]] = {}
+    for level in levels:
+        layout = [f"{level.input_tokens}/{level.output_tokens}", *_worker(level.setup)]
+        if level.prefill is not None:
+            pool = level.prefill
+            layout += [f"x {level.replicas}, prompts", *_worker(pool.setup), f"x {pool.workers}"]
+        axis = "concurrency" if level.rate_per_s is None else "req/s"
+        loads.setdefault(f"{' '.join(layout)} {axis}", set()).add(level.load.value)
+    return "; ".join(f"{key} {', '.join(f'{value:g}' for value in sorted(loads[key]))}" for key in sorted(loads))
+
+
+def _worker(setup: Setup) -> list[str]:
+    """Devices, split and drafts of one worker."""
+    draft = setup.speculation
+    drafts = f"{draft.draft_name} {draft.draft_tokens}" if draft else ""
+    return [f"TP {setup.tensor_parallel}", *filter(None, (setup.parallelism.label, drafts))]
 
 
 def speed() -> str:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.planner_accuracy import spans, worse
+from benchmarks.planner_accuracy import row_keys, worse
 from benchmarks.published_decisions import Option, decide, decisive
 from benchmarks.support.accuracy_tables import Figure
 from benchmarks.support.error_constants import conformal
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
+from lmi_bench.analysis.model.setup import PrefillPool, Setup, Speculation
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
 
 CHEAP = Option(cost=1.0, latency=40.0, upper=45.0, true_cost=1.2, true_latency=55.0)
 MIDDLE = Option(cost=2.0, latency=30.0, upper=34.0, true_cost=2.0, true_latency=33.0)
@@ -82,5 +88,18 @@ def test_a_group_of_the_page_is_missed_if_its_table_is_at_hand():
     assert worse({}, page, ["vllm, H100"]) == [f"{name}: absent, though its table is at hand"]
 
 
-def test_lines_are_named_by_their_spans():
-    assert spans([2, 3, 4, 5, 7]) == "2-5, 7"
+def test_rows_that_are_fetched_are_named_by_lengths_layout_and_load():
+    one = Setup(find_model("llama-3.1-8b"), find_instance("ml.p5.48xlarge"), 1, "float16")
+    drafting = replace(one, tensor_parallel=4, speculation=Speculation(3, 0.65))
+    level = MeasuredLevel(one, 256, 64, Load(8), num_requests=80)
+    levels = [
+        replace(level, load=Load(16)),
+        level,
+        replace(level, setup=drafting, load=Load(rate_per_s=2.5)),
+        replace(level, replicas=3, load=Load(9), prefill=PrefillPool(drafting, 2)),
+    ]
+    assert row_keys(levels).split("; ") == [
+        "256/64 TP 1 concurrency 8, 16",
+        "256/64 TP 1 x 3, prompts TP 4 ngram 3 x 2 concurrency 9",
+        "256/64 TP 4 ngram 3 req/s 2.5",
+    ]
