@@ -45,7 +45,7 @@ for _command in _COMMANDS:
     _name = _command.__name__
     app.command(_OTHER_NAMES.get(_name, _name.replace("_", "-")), cls=Command)(_command)
 app.command(hidden=True)(sweep.worker)
-for _group in (setup.catalog, setup.explain, results.workload, deploy, bundled.profile):
+for _group in (setup.catalog, setup.profiles, setup.explain, results.workload, deploy, bundled.profile):
     app.add_typer(_group)
     for _info in _group.registered_commands:
         _info.cls = Command

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import note, print_table, run_job, say, warn, write_json
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from lmi_bench.core.option import Option
 from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.settings import plan
 from lmi_bench.jobs.settings import setup as of_setup
@@ -37,9 +38,13 @@ _GIVE_WAY: Final = (
     "network Gbit/s, layers, gated, arch, link, vendor, host GiB, checkpoint, models, accelerator, region, "
     "component, platform, devices"
 )
+_Profile = Annotated[
+    str, Option("Profile: a name of `profiles list`, or a file of `calibrate`.", argument=True, metavar="NAME")
+]
 catalog = typer.Typer(
     name="catalog", help="Models, machines, prices and images that are known, with their sources.", no_args_is_help=True
 )
+profiles = typer.Typer(name="profiles", help="The engine profiles of `--profile`.", no_args_is_help=True)
 explain = typer.Typer(
     name="explain",
     help="The planner's arithmetic with its formulas: memory, batch, blended price, savings.",
@@ -115,30 +120,42 @@ def _lister(name: str) -> Callable[..., None]:
     """The command that lists one table of the catalog."""
 
     def show(settings: of_setup.CatalogSettings, json_file: JsonFile = None) -> None:
-        from lmi_bench.jobs.catalog import catalog_table
-
-        found, warning = catalog_table(name, settings)
-        sources = list(dict.fromkeys(row["source"] for row in found))
-        rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in found]
-        texts = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
-        give_way = [column for column in _GIVE_WAY.split(", ") if column not in texts[:1]]
-        long = ("family", "tag", "address")  # of an image
-        title = f"Constants of {settings.text}" if "constant" in texts else f"{name.capitalize()}: {len(rows)}"
-        print_table(title, rows, left=long, whole=texts, give_way=give_way)
-        say(*(f"[{number}] {source or 'not stated'}" for number, source in enumerate(sources, 1)))
-        if not rows:
-            more = "; `lmi-bench catalog refresh --region R` gets a region's"
-            say(f"no {name} match{more if name == 'prices' else ''}")
-        if warning:
-            warn(warning)
-        write_json(json_file, {"rows": found, "warning": warning}, name)
+        _print_table(name, settings, json_file)
 
     show.__doc__ = _TABLES[name]
     return spread_options(show)
 
 
+def _print_table(name: str, settings: of_setup.CatalogSettings, json_file: Path | None) -> None:
+    from lmi_bench.jobs.catalog import catalog_table
+
+    found, warning = catalog_table(name, settings)
+    sources = list(dict.fromkeys(row["source"] for row in found))
+    rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in found]
+    texts = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
+    give_way = [column for column in _GIVE_WAY.split(", ") if column not in texts[:1]]
+    long = ("family", "tag", "address")  # of an image
+    title = f"Constants of {settings.text}" if "constant" in texts else f"{name.capitalize()}: {len(rows)}"
+    print_table(title, rows, left=long, whole=texts, give_way=give_way)
+    say(*(f"[{number}] {source or 'not stated'}" for number, source in enumerate(sources, 1)))
+    if not rows:
+        more = "; `lmi-bench catalog refresh --region R` gets a region's"
+        say(f"no {name} match{more if name == 'prices' else ''}")
+    if warning:
+        warn(warning)
+    write_json(json_file, {"rows": found, "warning": warning}, name)
+
+
 for _name in _TABLES:
     catalog.command(_name)(_lister(_name))
+profiles.command("list")(_lister("profiles"))
+
+
+@profiles.command("show")
+@spread_options
+def show_profile(name: _Profile, json_file: JsonFile = None) -> None:
+    """Show the constants of a profile, as `catalog profiles NAME` does."""
+    _print_table("profile", of_setup.CatalogSettings(name), json_file)
 
 
 @catalog.command()

@@ -149,7 +149,7 @@ class BatchingFields(Fields):
     replicas  Copies of the model behind one router.
     router  Router of the replicas: round-robin, least-outstanding, prefix-affine or random.
     draft_acceptance  Probability that a drafted token is accepted, 0 to 1: simulated only.
-    profile  Timing profile (simulated): a file of `calibrate`, or one of `catalog profiles`.
+    profile  Timing profile (simulated): a file of `calibrate`, or one of `profiles list`.
     """
 
     SECTION = "engine"

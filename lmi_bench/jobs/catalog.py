@@ -26,7 +26,7 @@ from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.deploy.images import all_images
 from lmi_bench.jobs.settings.setup import CatalogSettings, RefreshSettings
 from lmi_bench.report.tables.levels import value_at
-from lmi_bench.targets.profiles import SHIPPED, kept_profiles
+from lmi_bench.targets.profiles import SHIPPED, find_profile, kept_profiles
 
 Row = dict[str, Any]
 
@@ -53,12 +53,12 @@ _PRICE_REGION: Final = "us-east-1"
 
 
 def catalog_table(name: str, settings: CatalogSettings) -> tuple[list[Row], str]:
-    """The matching rows of a table: `models`, `instances`, `profiles` ...
+    """The matching rows of a table: `models`, `instances`, `profiles`, `profile` (that one) ...
 
     Returns rows with the same keys, units in the keys, and a warning about them, or no text.
     """
-    if name == "profiles" and (one := (kept_profiles() | SHIPPED).get(settings.text.lower())):
-        return [*_constants(one)], ""
+    if name == "profile" or (name == "profiles" and settings.text.lower() in kept_profiles() | SHIPPED):
+        return [*_constants(find_profile(settings.text))], ""
     if name == "images":
         rows = [*_images(settings.region)]
         settings = replace(settings, region=None)

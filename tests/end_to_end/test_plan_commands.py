@@ -323,3 +323,12 @@ def test_what_each_line_of_a_table_states_is_not_stated_for_all(tmp_path):
     for command in (("calibrate", path, "--tp", "4"), ("validate", path, "--instance", "local")):
         refused = lmi_bench(*command, expect=2)
         assert f"{command[2]}: each line of cells.csv states its own" in refused.stderr
+
+
+def test_profiles_are_listed_and_shown_as_the_catalog_does(profile):
+    for own, other in ((("list",), ()), (("show", "SGLang"), ("SGLang",))):
+        assert lmi_bench("profiles", *own).stdout == lmi_bench("catalog", "profiles", *other).stdout
+    shown = lmi_bench("profiles", "show", profile[0])
+    assert "bandwidth_share" in shown.stdout
+    refused = lmi_bench("profiles", "show", "nosuch", expect=2)
+    assert "nosuch: no such file, nor one of vllm, " in refused.stderr

@@ -150,7 +150,7 @@ class CalibrateSettings(Settings):
     on  Target to measure six levels of, in at most 10 minutes: a URL, sagemaker:NAME, sim:INSTANCE,
         engine, or a scenario file with more of its settings.
     run_dir  Folder of the six runs; an interrupted capture goes on in it.
-    keep  Name under which `catalog profiles` and --profile find the profile.
+    keep  Name under which `profiles list` and --profile find the profile.
     engine  Engine and version, such as 'sglang 0.5.2'.
     """
 

@@ -22,7 +22,7 @@ DTYPE = Option(
 )
 KV_DTYPE = Option("KV-cache format: float16, float32, float8 or int8.", default="as the weights", group=ENGINE)
 TENSOR_PARALLEL = Option("Tensor-parallel degree: devices of one copy.", ("--tp",), group=MACHINES, must="at least 1")
-PROFILE = Option("Engine profile: a file of `calibrate`, or one of `catalog profiles`.", default="vllm", group=ENGINE)
+PROFILE = Option("Engine profile: a file of `calibrate`, or one of `profiles list`.", default="vllm", group=ENGINE)
 KV_TOKENS = Option(
     "Tokens that the KV cache of one copy holds, as vLLM logs it (`GPU KV cache size`).",
     default="by memory",
