@@ -100,8 +100,7 @@ def _read_as(name: str) -> CatalogModel | None:
 def model_note(name: str) -> str | None:
     """The note for the user on how a name was read, or why a shape may be wrong; else None."""
     if config_file(name) is not None:
-        doubt = find_model(name).doubt
-        return f"{doubt}; every interval is wider" if doubt else None
+        return find_model(name).doubt or None
     read = _read_as(name)
     return None if read is None else f"model {name} is read as {read.shape.name}"
 

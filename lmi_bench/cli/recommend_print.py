@@ -81,7 +81,7 @@ def _print_reasons(advice: Advice) -> None:
         say(f"why: {best.reason}", *_money_lines(best))
     say(*_measurement_lines(answer))
     for text in answer.warnings:
-        if text not in answer.caveats:
+        if text not in (*answer.caveats, *advice.basis.notes):
             warn(text)
 
 

@@ -433,13 +433,14 @@ class _Config:
         if self.family:
             return shape
         doubt = f"architecture {self.config.get('model_type') or shape.architecture} is not known: "
+        wider = "; every interval is wider"
         if not weight_bytes or "quantization_config" in self.outer:
-            return replace(shape, doubt=f"{doubt}planned by the sizes in its config.json")
+            return replace(shape, doubt=f"{doubt}planned by the sizes in its config.json{wider}")
         wide = 4 if "32" in str(self.config.get("torch_dtype", self.config.get("dtype"))) else 2
         factor = weight_bytes / wide / shape.params_total
         return replace(
             shape,
             params_total=round(shape.params_total * factor),
             params_active=round(shape.params_active * factor),
-            doubt=f"{doubt}planned by the bytes of its tensors",
+            doubt=f"{doubt}planned by the bytes of its tensors{wider}",
         )

@@ -332,3 +332,13 @@ def test_profiles_are_listed_and_shown_as_the_catalog_does(profile):
     assert "bandwidth_share" in shown.stdout
     refused = lmi_bench("profiles", "show", "nosuch", expect=2)
     assert "nosuch: no such file, nor one of vllm, " in refused.stderr
+
+
+def test_what_is_not_known_of_a_model_is_said_once(tmp_path):
+    sizes = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024}
+    config = {"model_type": "something_new", "vocab_size": 1000, "max_position_embeddings": 4096, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = ("recommend", "--model", tmp_path, "--input-tokens", "100", "--output-tokens", "10", "--rate", "1")
+    for more in ((), ("--explain",)):
+        done = lmi_bench(*asked, "--instance", "ml.g5.2xlarge", *more)
+        assert (done.stdout + done.stderr).count("every interval is wider") == 1

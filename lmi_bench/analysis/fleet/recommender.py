@@ -332,7 +332,7 @@ def _question(request: RecommendRequest) -> Question:
 def _warnings(request: RecommendRequest, met: list[Candidate], nearest: Candidate | None) -> Iterator[str]:
     yield from ranking.price_caveats(request, met)
     if request.workload.shape.doubt:
-        yield f"{request.workload.shape.doubt}; every interval is wider"
+        yield request.workload.shape.doubt
     shown = met if nearest is None else [*met, nearest]
     yield from dict.fromkeys(warning for candidate in shown[:1] for warning in candidate.warnings)
     yield from request.profile.notes
