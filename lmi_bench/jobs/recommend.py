@@ -19,7 +19,7 @@ from lmi_bench.analysis.fleet.vary import AnswerChange, parse_range, sensitivity
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
-from lmi_bench.analysis.model.engine_setting import SPLITTING_ENGINES, settings_of
+from lmi_bench.analysis.model.engine_setting import settings_of
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_to_json
 from lmi_bench.catalog.instances import Instance, find_instance
@@ -39,7 +39,6 @@ from lmi_bench.targets.profiles import SHIPPED, VLLM_PROFILES, default_note, fin
 from lmi_bench.targets.prompts import repeats_text
 
 _SAME_MACHINES: Final = 3
-_MORE_HOSTS: Final = (2, 4)  # that a copy spans where no machine holds one
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     if settings.disaggregate:
         check_pools(request)  # before what takes long
     answer = rank(request, progress=lambda text, share: listener.progress(text, round(100 * share), 100))
-    if settings.axes.hosts is None and request.profile.name.lower() in SPLITTING_ENGINES:
+    if settings.axes.hosts is None:
         request, answer = _over_hosts(request, answer, listener)
     best = tuple(frontier(request, answer.candidates))
     changes: tuple[AnswerChange, ...] = ()
@@ -125,10 +124,8 @@ def _over_hosts(
     request: RecommendRequest, answer: Recommendation, listener: Listener
 ) -> tuple[RecommendRequest, Recommendation]:
     """Where no machine holds a copy: the question for copies that span some, and its answer."""
-    for hosts in () if answer.recommended or answer.nearest else _MORE_HOSTS:
-        settings = tuple(replace(each, hosts=hosts) for each in request.settings)
-        wider = replace(request, settings=settings)
-        found = rank(wider)
+    for wider in () if answer.recommended or answer.nearest else request.over_hosts():
+        found, hosts = rank(wider), wider.settings[0].hosts
         if found.recommended or found.nearest:
             text = f"no machine alone holds a copy: each spans {hosts} (--hosts {hosts})"
             listener.note(text)

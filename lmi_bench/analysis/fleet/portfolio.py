@@ -6,7 +6,8 @@ are divided into groups, each on its cheapest machine, at the least total cost:
 
     cost(models) = min over groups with the first model of cost(group) + cost(the others)
 
-A device serves one model; a host with several models is assumed to be as fast as with one.
+A copy that no machine holds spans two or four, which are shared as one machine of all their
+devices. A device serves one model; a host with several models is assumed to be as fast as with one.
 """
 
 import math
@@ -18,8 +19,8 @@ from typing import Any
 
 from lmi_bench.analysis.fleet.money import Availability, Purchase
 from lmi_bench.analysis.fleet.recommender import prepare
-from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.catalog.instances import Instance
+from lmi_bench.analysis.fleet.request import MORE_HOSTS, RecommendRequest
+from lmi_bench.catalog.instances import Instance, joined
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import JsonValue, key_of
 
@@ -95,7 +96,8 @@ def member_of(name: str, request: RecommendRequest) -> Member:
     """Copies for the request's rate, by machine and degree; raises InputError without a rate."""
     if request.rate_per_s is None:
         raise InputError(f"{name}: a portfolio needs the rate of each model (req/s)")
-    layouts, _ = prepare(request)
+    asked = request, *request.over_hosts()
+    layouts = next((found for each in asked if (found := prepare(each)[0])), ())
     sizes: dict[str, tuple[int, int]] = {}  # devices of all copies, and of one
     for layout, copy in layouts:
         per_copy = copy.belief(keeps_slos=bool(request.slos)).sure_per_s
@@ -114,6 +116,7 @@ def share_machines(
 
     Raises InputError for too many models, or a model that no machine with a price can serve.
     """
+    instances = [joined(each, hosts) for hosts in (1, *MORE_HOSTS) for each in instances]
     if not 1 <= len(members) <= MOST_MODELS:
         raise InputError(f"a portfolio holds 1 to {MOST_MODELS} models, got {len(members)}")
     if len({member.name for member in members}) < len(members):

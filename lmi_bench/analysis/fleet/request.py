@@ -1,13 +1,13 @@
 """A recommendation's request: workload, load, limits and objective."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from lmi_bench.analysis.fleet import money
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
 from lmi_bench.analysis.level.layouts import Layout, Workload
-from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
+from lmi_bench.analysis.model.engine_setting import AS_STATED, SPLITTING_ENGINES, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.prices import reprice
@@ -20,6 +20,7 @@ Routing = Literal["random", "round-robin", "least-outstanding", "prefix-affine"]
 
 BETWEEN_TOKENS = ("itl", "tpot")
 """Metrics that an answer of one token has not."""
+MORE_HOSTS: Final = (2, 4)  # that a copy spans where no machine holds one
 LONE_REQUEST = Load(1, think_time_s=0.0)
 """One request at a time on each copy: the load of the least latency."""
 
@@ -93,6 +94,11 @@ class RecommendRequest:
     def open_loop(self) -> bool:
         """Whether requests arrive at a rate, independent of answers; so they do at a capacity."""
         return self.rate_per_s is not None or (self.users is None and bool(self.slos))
+
+    def over_hosts(self) -> Iterator["RecommendRequest"]:
+        """The question for copies that span machines, fewer first; none if the engine cannot."""
+        for hosts in MORE_HOSTS if self.profile.name.lower() in SPLITTING_ENGINES else ():
+            yield replace(self, settings=tuple(replace(each, hosts=hosts) for each in self.settings))
 
     def fleet_usd_per_hour(self, layout: Layout, machines: int) -> float | None:
         """USD for an hour of that many machines by the purchase; None: not known."""

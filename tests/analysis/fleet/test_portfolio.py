@@ -10,7 +10,7 @@ from lmi_bench.analysis.fleet.money import NO_SPARES, ON_DEMAND, parse_availabil
 from lmi_bench.analysis.fleet.portfolio import Member, Need, member_of, pack, share_machines
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Workload
-from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_19
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -94,3 +94,17 @@ def test_a_members_copies_carry_its_rate():
         middle = (least + limit) / 2
         least, limit = (middle, limit) if copies(middle) == 1 else (least, middle)
     assert [copies(factor * least) for factor in (0.99, 1.99, 2.99)] == [1, 2, 3]
+
+
+def test_a_copy_that_no_machine_holds_spans_some_that_are_counted_together():
+    """DeepSeek-R1 in 16 bits has 1,250 GiB of weights, eight H100 have 596 GiB of memory."""
+    machine = find_instance("ml.p5.48xlarge")
+    workload = Workload(find_model("deepseek-r1"), "float16", 1000, 500)
+    request = RecommendRequest(workload, VLLM_0_19, load=Load(rate_per_s=0.1), instances=(machine,))
+    large = member_of("large", request)
+    four = f"4 x {machine.instance_type}"
+    assert large.needs == {four: Need(32, 1)}
+    answer = share_machines([large], (machine,), purchase=ON_DEMAND, availability=NO_SPARES)
+    assert [(group.instance, group.machines) for group in answer.groups] == [(four, 1)]
+    assert answer.usd_per_hour == pytest.approx(4 * machine.price_usd_per_hour)
+    assert not [*replace(request, profile=TGI_2023).over_hosts()]  # this engine cannot
