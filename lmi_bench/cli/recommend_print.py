@@ -75,8 +75,10 @@ def _print_reasons(advice: Advice) -> None:
         rows = console_rows(fleets.accuracy_fields(answer.accuracy), answer.accuracy)
         print_table("Predicted against measured", rows)
     say(*rejection_lines(answer.rejected), *unpriced_lines(answer))
-    for facts in planning_facts(advice.to_json()):
-        say(f"{facts.title}:", *(f"  {text}" for _, text in facts.items))
+    content = advice.to_json()
+    for facts in planning_facts(content):
+        if facts != pools_facts(content):  # said above
+            say(f"{facts.title}:", *(f"  {text}" for _, text in facts.items))
     if best is not None:
         say(f"why: {best.reason}", *_money_lines(best))
     say(*_measurement_lines(answer))

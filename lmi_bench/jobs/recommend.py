@@ -1,6 +1,7 @@
 """A recommendation: its basis (a profile or runs) and the ranked fleets; models of a file, too."""
 
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, cast
 
@@ -10,16 +11,17 @@ from lmi_bench.analysis.fit import from_run
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, Variation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
 from lmi_bench.analysis.fleet.money import parse_availability
-from lmi_bench.analysis.fleet.pools import PoolsFleet, best_pools, check_pools
+from lmi_bench.analysis.fleet.pools import PoolsFleet, best_pools, cheaper_pools, check_pools
 from lmi_bench.analysis.fleet.portfolio import Portfolio, member_of, share_machines
 from lmi_bench.analysis.fleet.ranking import frontier
+from lmi_bench.analysis.fleet.recommender import Prepared, prepare
 from lmi_bench.analysis.fleet.recommender import recommend as rank
 from lmi_bench.analysis.fleet.request import LONE_REQUEST, Objective, RecommendRequest, Routing
 from lmi_bench.analysis.fleet.vary import AnswerChange, parse_range, sensitivity, vary_rate
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
-from lmi_bench.analysis.model.engine_setting import settings_of
+from lmi_bench.analysis.model.engine_setting import SPLITTING_ENGINES, settings_of
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_to_json
 from lmi_bench.catalog.instances import Instance, find_instance
@@ -50,7 +52,8 @@ class Advice:
     variation    the cheapest layout of each load, if wanted
     other        if no profile was named: another shipped one, and the cheapest fleet of the same
                  machines by it (None: none carries the load)
-    pools        the cheapest fleet with separate pools, or why there is none, if wanted
+    pools        the cheapest fleet with separate pools, or why there is none, if wanted; else,
+                 in words, pools that may be much cheaper
     """
 
     answer: Recommendation
@@ -96,7 +99,12 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     span = None if settings.vary is None else parse_range(settings.vary)
     if settings.disaggregate:
         check_pools(request)  # before what takes long
-    answer = rank(request, progress=lambda text, share: listener.progress(text, round(100 * share), 100))
+
+    def tell(text: str, share: float) -> None:
+        listener.progress(text, round(100 * share), 100)
+
+    prepared = prepare(request, tell)
+    answer = rank(request, progress=tell, prepared=prepared)
     if settings.axes.hosts is None:
         request, answer = _over_hosts(request, answer, listener)
     best = tuple(frontier(request, answer.candidates))
@@ -104,10 +112,8 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     if settings.explain:
         listener.progress("what would change the answer", 100, 100)
         changes = tuple(sensitivity(request, answer))
-    pools = None
-    if settings.disaggregate:
-        listener.progress("prefill and decode in separate pools", 100, 100)
-        pools = best_pools(request)
+    tell("prefill and decode in separate pools", 1.0)
+    pools = _pools(settings, request, prepared, answer)
     variation = None
     if span is not None:
         listener.progress("the cheapest layout of every load", 100, 100)
@@ -118,6 +124,20 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     if settings.profile is None and basis.accuracy is None and answer.recommended is not None:
         other = _by_other_profile(request, answer)
     return Advice(answer, request, basis, best, changes, variation, other, pools)
+
+
+def _pools(
+    settings: RecommendSettings, request: RecommendRequest, prepared: Prepared, answer: Recommendation
+) -> PoolsFleet | str | None:
+    """The pools that are asked for, simulated; else much cheaper ones than the answer's fleet."""
+    if settings.disaggregate:
+        return best_pools(request, prepared[0])
+    best, workload = answer.recommended, request.workload
+    is_planned = request.rate_per_s is not None and workload.traffic is None and not workload.cached_tokens
+    is_wanted = request.slos and request.objective in ("cost", "cost-per-hour")
+    if not (is_planned and is_wanted and request.profile.name.lower() in SPLITTING_ENGINES):
+        return None
+    return cheaper_pools(request, prepared[0], math.inf if best is None else best.price_usd_per_hour or 0.0)
 
 
 def _over_hosts(

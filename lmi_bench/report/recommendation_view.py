@@ -214,7 +214,7 @@ def pools_facts(content: Mapping[str, Any]) -> Facts:
     title = "Prefill and decode in separate pools"
     if not isinstance(apart, Mapping) or "reason" in apart:
         reason = str(apart["reason"]) if isinstance(apart, Mapping) else ""
-        return Facts(title, (("none", reason),) if reason else ())
+        return Facts(title, (("fleet", reason),) if reason else ())
     pools = PoolsFleet.from_json(apart)
     usd, other = pools.price_usd_per_hour, (best or {}).get("price_usd_per_hour")
     cost = f"USD {usd_text(usd, estimated=pools.estimated)} per hour"

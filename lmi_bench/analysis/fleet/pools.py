@@ -4,7 +4,7 @@ Each pair of degrees is sized in closed form for a load that is higher by the up
 steps' interval: as many decode workers as keep the limits between tokens, as many prefill workers
 as keep those of the first token. What is left of the last machine goes to the busier pool. The
 cheapest size is then simulated with the engine's scheduler; one that misses an SLO gets a machine
-more and waits for its turn by price.
+more and waits for its turn by price. Whether pools are worth that is seen in closed form alone.
 """
 
 import math
@@ -17,7 +17,6 @@ from lmi_bench.analysis.fleet.answer import SloOutlook
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, Planned, set_up
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.fleet.operating_point import Latencies
-from lmi_bench.analysis.fleet.recommender import no_progress, screen
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.cells import pools_of
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, bisect
@@ -31,6 +30,7 @@ from lmi_bench.core.units import HOURS_PER_MONTH, MS_PER_S, SECONDS_PER_HOUR
 from lmi_bench.core.workload import LevelSpec
 
 _MOST_WORKERS, _HALVINGS = 4, 40  # times those that the rate needs
+_WORTH_TELLING = 0.9  # of the price without pools
 _SIMULATED_SIZES, _SIMULATED_REQUESTS = 8, 1000
 
 
@@ -109,8 +109,8 @@ class _Pair:
         wanted_per_s = max(request.rate_per_s, least_per_s) * max(slower, 1 / LATENCY_LOAD_LIMIT)
         return cls(request, planned, one, pools, wanted_per_s, decode_per_s)
 
-    def smallest(self) -> "_Size | None":
-        """The fewest machines that keep the limits in closed form."""
+    def smallest(self, most_usd_per_hour: float = math.inf) -> "_Size | None":
+        """The fewest machines that keep the limits in closed form; None above the price."""
         prefill = math.ceil(self.wanted_per_s / self.pools.prompts_per_s)
         decode = max(1, math.ceil(self.wanted_per_s / self.decode_per_s - 1e-9))
         most = _MOST_WORKERS * (prefill + decode)
@@ -119,11 +119,14 @@ class _Pair:
         whole_s = _limit_s(self.request, "e2e")
         whole_s = min(whole_s, output * _limit_s(self.request, "latency_per_token")) / factors.steps
         while prefill + decode <= most:
+            size = self.on_machines(prefill, decode)
+            if size is None or size.usd_per_hour > most_usd_per_hour:
+                return None
             point = self._at(prefill, decode)
             if point is None or point.ttft_s > first_s:
                 prefill += 1
             elif point.e2e_s(output) <= whole_s:
-                return self.on_machines(prefill, decode)
+                return size
             else:  # the worker that saves more time for its devices
                 more = self._at(prefill + 1, decode), self._at(prefill, decode + 1)
                 saved = (point.e2e_s(output) - each.e2e_s(output) if each else 0.0 for each in more)
@@ -203,18 +206,39 @@ def check_pools(request: RecommendRequest) -> None:
         raise InputError("--disaggregate plans without a prefix cache: leave one of them out")
 
 
-def best_pools(request: RecommendRequest) -> PoolsFleet | str:
-    """The cheapest pools within the limits and the budget, or why there are none. Raises
-    InputError."""
-    check_pools(request)
+def cheaper_pools(request: RecommendRequest, layouts: Sequence[Planned], usd_per_hour: float) -> str | None:
+    """The cheapest pools in closed form well below the price of other fleets, in words.
+
+    None: there are none. usd_per_hour is infinite where no other fleet keeps the limits.
+    """
+    best, budget_usd = None, min(_WORTH_TELLING * usd_per_hour, _budget_usd(request))
+    for pair in _pairs(request, layouts):
+        if (size := pair.smallest(budget_usd)) is not None:
+            best, budget_usd = size, math.nextafter(size.usd_per_hour, 0)
+    if best is None:
+        return None
+    machine, less = best.pair.planned[0].instance, 1 - best.usd_per_hour / usd_per_hour
+    price = f"USD {'~' if machine.is_estimated else ''}{best.usd_per_hour:,.2f} per hour"
+    price += f", {less:.0%} less than recommended but less certain" if less < 1 else ""
+    return f"{best.machines} x {machine.instance_type} may do for {price}: --disaggregate simulates it"
+
+
+def _budget_usd(request: RecommendRequest) -> float:
+    """The most that an hour of the fleet may cost; infinite without a limit."""
     millions_per_hour = (request.rate_per_s or 0.0) * request.workload.output_tokens * SECONDS_PER_HOUR / 1e6
     limits = request.requirements
-    budget_usd = min(
+    return min(
         limits.max_usd_per_hour or math.inf,
         (limits.max_usd_per_month or math.inf) / HOURS_PER_MONTH,
         (limits.max_usd_per_1m_output or math.inf) * millions_per_hour,
     )
-    pairs = _pairs(request, screen(request, no_progress)[0])
+
+
+def best_pools(request: RecommendRequest, layouts: Sequence[Planned]) -> PoolsFleet | str:
+    """The cheapest pools of these layouts within the limits and the budget, or why there are none.
+    Raises InputError."""
+    check_pools(request)
+    budget_usd, pairs = _budget_usd(request), _pairs(request, layouts)
     open_sizes = [size for pair in pairs if (size := pair.smallest()) is not None]
     if not open_sizes:
         return "no machine with a known price carries the load with its devices in two pools"

@@ -47,7 +47,7 @@ class RecommendSettings(Settings):
     runs  Sweeps to calibrate on.
     workload  Scenario with lengths, rate and burstiness.
     portfolio  Models to share machines, as [{model, rate_per_s, input_tokens, output_tokens, slo}].
-    disaggregate  Plan prefill and decode in separate pools, too.
+    disaggregate  Simulate the cheapest prefill and decode in separate pools, too.
     rate  Load of the whole fleet in req/s.
     users  Number of users; needs --think-time.
     think_time  Time between an answer and the next question of a user, or of --turns, in s.

@@ -11,6 +11,8 @@ import pytest
 
 from lmi_bench.analysis.fleet import pools
 from lmi_bench.analysis.fleet.money import Requirements
+from lmi_bench.analysis.fleet.recommender import no_progress, screen
+from lmi_bench.analysis.fleet.recommender import recommend as rank
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.cells import pools_of
 from lmi_bench.analysis.level.layouts import Workload
@@ -22,6 +24,9 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.jobs.recommend import recommend
+from lmi_bench.jobs.settings.recommend import RecommendSettings
+from lmi_bench.report.recommendation_view import pools_facts
 from tests.end_to_end.commands import lmi_bench
 
 LONG = Workload(find_model("llama-3.1-70b"), "float8", 4000, 300)
@@ -34,14 +39,18 @@ def asked(rate_per_s=20.0, slos=("ttft_p90<=1s", "itl_p90<=40ms"), **options):
     return RecommendRequest(profile=VLLM_0_19, slos=limits, **known)
 
 
+def best_of(request):
+    return pools.best_pools(request, screen(request, no_progress)[0])
+
+
 @pytest.fixture(scope="module")
 def best():
-    return pools.best_pools(asked())
+    return best_of(asked())
 
 
 def pair_of(request, best):
     """The pair of degrees that a fleet was sized from."""
-    layouts, _ = pools.screen(request, pools.no_progress)
+    layouts, _ = screen(request, no_progress)
     degrees = best.prefill_tensor_parallel, best.decode_tensor_parallel
     for pair in pools._pairs(request, layouts):
         own = pair.one.prefill.setup.tensor_parallel, pair.planned[0].tensor_parallel
@@ -55,7 +64,7 @@ def pair_of(request, best):
 )
 def test_pools_above_the_budget_are_none(limit):
     """20 req/s of 300 tokens are 21.6 million an hour."""
-    answer = pools.best_pools(asked(requirements=Requirements(**limit), degrees=(8,)))
+    answer = best_of(asked(requirements=Requirements(**limit), degrees=(8,)))
     assert str(answer).startswith("over the budget: two pools cost at least USD ")
 
 
@@ -96,7 +105,7 @@ def test_no_smaller_pools_keep_the_limits_in_closed_form(slos, limits):
     request = asked(rate_per_s=100.0, slos=slos)
     (pair,) = (
         each
-        for each in pools._pairs(request, pools.screen(request, pools.no_progress)[0])
+        for each in pools._pairs(request, screen(request, no_progress)[0])
         if each.planned[0].tensor_parallel == 4
         and each.one.prefill.setup.tensor_parallel == 2
         and not each.planned[0].setting.describe()
@@ -129,13 +138,13 @@ def test_caches_move_at_the_rate_of_the_machines(best):
 
 
 def test_more_load_and_stricter_limits_never_cost_less(best):
-    twice = pools.best_pools(asked(rate_per_s=40.0))
-    strict = pools.best_pools(asked(slos=("ttft_p90<=1s", "itl_p90<=20ms")))
+    twice = best_of(asked(rate_per_s=40.0))
+    strict = best_of(asked(slos=("ttft_p90<=1s", "itl_p90<=20ms")))
     assert best.price_usd_per_hour <= min(twice.price_usd_per_hour, strict.price_usd_per_hour)
 
 
 def test_limits_on_whole_answers_size_the_pools_too():
-    slow, fast = (pools.best_pools(asked(slos=(f"e2e_p90<={limit}s",))) for limit in ("30", "6"))
+    slow, fast = (best_of(asked(slos=(f"e2e_p90<={limit}s",))) for limit in ("30", "6"))
     assert fast.slo_figures[0].value <= 6000
     assert slow.price_usd_per_hour <= fast.price_usd_per_hour
 
@@ -146,23 +155,65 @@ def test_every_prefill_worker_holds_the_weights():
     workload = Workload(find_model("deepseek-v3"), "float8", 4000, 500)
     settings = (AS_STATED, EngineSetting(expert_parallel=True, dp_attention=True))
     request = asked(workload=workload, instances=(machine,), settings=settings)
-    pairs = list(pools._pairs(request, pools.screen(request, pools.no_progress)[0]))
+    pairs = list(pools._pairs(request, screen(request, no_progress)[0]))
     assert {pair.one.prefill.setup.tensor_parallel for pair in pairs} == {4, 8}
     for pair in pairs:
         scheduler_config_for(pair.one.prefill.setup, VLLM_0_19, 4500, prompts_alone=True)
 
 
 def test_where_no_size_is_enough_the_reason_is_said():
-    assert "no machine" in pools.best_pools(asked(slos=("itl_p90<=1ms",)))
+    assert "no machine" in best_of(asked(slos=("itl_p90<=1ms",)))
     lone = (find_instance("ml.g5.2xlarge"),)
-    assert "no machine" in pools.best_pools(asked(instances=lone))  # the model does not fit
+    assert "no machine" in best_of(asked(instances=lone))  # the model does not fit
+
+
+def test_pools_are_told_of_by_the_closed_form_where_they_cost_a_tenth_less(best):
+    request, usd = asked(), best.price_usd_per_hour
+    layouts = screen(request, no_progress)[0]
+    told = pools.cheaper_pools(request, layouts, usd / 0.85)
+    assert told.startswith(f"{best.instances} x ml.p5.48xlarge may do for USD ")
+    assert f"{usd:,.2f} per hour, 15% less than recommended" in told
+    assert pools.cheaper_pools(request, layouts, usd / 0.95) is None
+    assert "less than" not in pools.cheaper_pools(request, layouts, math.inf)
+    poor = asked(requirements=Requirements(max_usd_per_hour=0.9 * usd))
+    assert pools.cheaper_pools(poor, layouts, math.inf) is None
+
+
+@pytest.fixture(scope="module")
+def long_prompts():
+    """Prompts of 8000 tokens, between which 30 ms are left: 4 x 8 H100, in pools 3 x 8."""
+    return RecommendSettings(
+        model="llama-3.1-70b",
+        input_tokens=8000,
+        output_tokens=200,
+        rate=5.0,
+        slo=("ttft_p90<=3s", "itl_p90<=30ms"),
+        instance=("ml.p5.48xlarge",),
+        tensor_parallel=(2, 4, 8),
+    )
+
+
+def test_recommend_names_cheaper_pools_without_being_asked(long_prompts):
+    advice = recommend(long_prompts)
+    alone = rank(advice.request).recommended
+    assert advice.answer.recommended.instances == alone.instances == 4
+    assert advice.pools.startswith("3 x ml.p5.48xlarge may do for USD ~189.89 per hour, 25% less")
+    assert pools_facts(advice.to_json()).items == (("fleet", advice.pools),)
+
+
+@pytest.mark.parametrize(
+    "other", [{"slo": ()}, {"objective": "latency"}, {"profile": "tgi-3"}, {"prefix_hit": 0.5}, {"rate": 0.1}]
+)
+def test_no_pools_are_named_where_they_are_no_answer(long_prompts, other):
+    """No limit, another objective, an engine without pools, a prefix cache, too little load."""
+    assert recommend(replace(long_prompts, **other)).pools is None
 
 
 def test_a_rate_is_needed_and_no_prefix_cache():
     with pytest.raises(InputError, match="add --rate"):
-        pools.best_pools(asked(load=Load(8, think_time_s=1.0)))
+        best_of(asked(load=Load(8, think_time_s=1.0)))
     with pytest.raises(InputError, match="without a prefix cache"):
-        pools.best_pools(asked(workload=replace(LONG, cached_tokens=1000)))
+        best_of(asked(workload=replace(LONG, cached_tokens=1000)))
 
 
 def test_the_command_shows_them_beside_the_recommended_fleet(tmp_path):
