@@ -251,6 +251,12 @@ def test_a_call_behind_one_with_other_fields_is_not_lost():
     assert calls == {0: ("a", "{}"), 1: ("b", '{"c": 1}')}
 
 
+def test_half_a_surrogate_pair_in_arguments_stays_an_escape():
+    """UTF-8 has none, so that the reply could not be sent."""
+    text = r'<tool_call>{"arguments": {"text": "é\ud83d"}, "name": "times"}</tool_call>'
+    assert parts_of(CallFinder(None, [TIMES]), text, 7)[2] == {0: ("times", r'{"text": "é\ud83d"}')}
+
+
 @pytest.mark.parametrize("step", [1, 7, 10_000])
 def test_an_answer_in_channels_has_content_reasoning_and_calls(step):
     """OpenAI's harmony format: the prompt ends with `<|start|>assistant`."""
