@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 from lmi_bench.analysis.results.columns import Columns, columns_of  # noqa: E402
 from lmi_bench.analysis.results.pauses import pauses  # noqa: E402
 from lmi_bench.analysis.results.window import first_token_step, speed_step  # noqa: E402
-from lmi_bench.core.level import SpeedStep  # noqa: E402
 from lmi_bench.core.run_store import load_run  # noqa: E402
+from lmi_bench.core.steadiness import SpeedStep  # noqa: E402
 
 LOADS = {
     "4 users": ("ml.g5.2xlarge", "--concurrency", "4", "--requests-per-level", "120"),

@@ -12,7 +12,7 @@ import pytest
 from lmi_bench.analysis.results import latency
 from lmi_bench.cli.main import main
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import SpeedStep
+from lmi_bench.core.steadiness import SpeedStep
 from lmi_bench.jobs import verify
 from lmi_bench.jobs.settings.plan import VerifySettings
 from lmi_bench.jobs.sweep import levels

@@ -16,9 +16,9 @@ from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
 from lmi_bench.analysis.results import latency
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import SpeedStep
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import load_scenario
+from lmi_bench.core.steadiness import SpeedStep
 from lmi_bench.jobs import capture as job
 from lmi_bench.jobs.calibrate import Calibration
 from lmi_bench.jobs.capture import capture, plan_cells, without_address

@@ -11,11 +11,11 @@ import pytest
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import SpeedStep
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest, TargetFacts
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
+from lmi_bench.core.steadiness import SpeedStep
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.report.explore import BINS, CANDIDATES, LANES, QUANTILES, candidates_data, levels_data
 

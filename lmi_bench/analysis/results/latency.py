@@ -27,6 +27,7 @@ from lmi_bench.analysis.results.window import first_token_step, speed_step, stea
 from lmi_bench.core import level
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.server_metrics import ServerMetrics, TtftSplit
+from lmi_bench.core.steadiness import SpeedStep
 from lmi_bench.core.units import MS_PER_S
 
 MAX_OTHERS_FRAC = 0.02
@@ -133,8 +134,7 @@ def summarise_level(run: LevelRun) -> level.Level:
     spec, columns = run.spec, columns_of(run.records)
     completed = [record for record in run.records if record.ok]
     failed = [record for record in run.records if not record.ok]
-    asked = np.array([record.input_tokens for record in run.records], dtype=float)
-    wall_s, at_start, step = columns.wall_s, int((~columns.counted).sum()), _step_in(run, columns, asked)
+    wall_s, at_start = columns.wall_s, int((~columns.counted).sum())
     e2e_s, _ = columns.values_s("e2e", open_loop=spec.load.is_open, counted_only=False)
     output_tokens = sum(record.output_tokens for record in completed)
     input_tokens = sum(record.input_tokens for record in completed)
@@ -163,10 +163,7 @@ def summarise_level(run: LevelRun) -> level.Level:
         throughput_tokens_per_s=per_second(output_tokens),
         total_throughput_tokens_per_s=per_second(input_tokens + output_tokens),
         request_throughput_per_s=per_second(len(completed)),
-        steady=steady_window(columns),
-        speed_step=step if isinstance(step, level.SpeedStep) else None,
-        speed_unknown=step if isinstance(step, str) else None,
-        pauses=pauses(columns, asked),
+        **_steadiness(run, columns),
         valid=run.check.valid is not False,
         invalid_reason=run.check.reason if run.check.valid is False else None,
         stopped_by=run.stopped_by,
@@ -192,11 +189,17 @@ def summarise_level(run: LevelRun) -> level.Level:
     )
 
 
-def _step_in(run: LevelRun, columns: Columns, asked: FloatArray) -> level.SpeedStep | str | None:
-    found = speed_step(columns)
-    if found is not None or run.spec.load.sessions:  # whose prompts grow, turn by turn, with the cache
-        return found
-    return first_token_step(columns, asked)
+def _steadiness(run: LevelRun, columns: Columns) -> dict[str, Any]:
+    asked = np.array([record.input_tokens for record in run.records], dtype=float)
+    step = speed_step(columns)
+    if step is None and not run.spec.load.sessions:  # whose prompts grow, turn by turn, with the cache
+        step = first_token_step(columns, asked)
+    return {
+        "steady": steady_window(columns),
+        "speed_step": step if isinstance(step, SpeedStep) else None,
+        "speed_unknown": step if isinstance(step, str) else None,
+        "pauses": pauses(columns, asked),
+    }
 
 
 def _held(records: Sequence[RequestRecord]) -> level.Held | None:

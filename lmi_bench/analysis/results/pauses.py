@@ -12,7 +12,7 @@ import numpy as np
 
 from lmi_bench.analysis.results.columns import Columns
 from lmi_bench.analysis.results.quantiles import FloatArray
-from lmi_bench.core.level import Pauses
+from lmi_bench.core.steadiness import Pauses
 from lmi_bench.core.units import MS_PER_S
 
 _LEAST_S, _LEAST_STEPS = 0.05, 4.0  # more than explained, in seconds and in usual gaps

@@ -18,11 +18,12 @@ from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import QUANTILES, WHOLE, Level, NextLevel, Spread, SteadyWindow
+from lmi_bench.core.level import QUANTILES, WHOLE, Level, NextLevel, Spread
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import METRICS, STATISTICS
+from lmi_bench.core.steadiness import SteadyWindow
 from lmi_bench.core.workload import LevelSpec
 
 CONFIDENCE = 0.95

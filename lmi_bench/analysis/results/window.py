@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import Columns
 from lmi_bench.analysis.results.quantiles import FloatArray
-from lmi_bench.core.level import SpeedStep, SteadyWindow
+from lmi_bench.core.steadiness import SpeedStep, SteadyWindow
 
 # A bin of ten distinct moments averages over the lockstep of a decode batch; a window shorter
 # than a third of the level may be steady by chance.

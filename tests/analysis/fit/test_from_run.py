@@ -32,11 +32,12 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_cells
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import GENERATOR_LIMITED, SpeedStep, UnplannedLengths
+from lmi_bench.core.level import GENERATOR_LIMITED, UnplannedLengths
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
+from lmi_bench.core.steadiness import SpeedStep
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from tests.levels import level_of
 

@@ -25,11 +25,11 @@ from lmi_bench.analysis.results.repeats import (
 )
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import SpeedStep
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
+from lmi_bench.core.steadiness import SpeedStep
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.run.sweep import in_order
 from tests.levels import level_of

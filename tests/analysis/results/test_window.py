@@ -12,9 +12,10 @@ from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.window import speed_step, steady_window
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import Level, SpeedStep
+from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.steadiness import SpeedStep
 from lmi_bench.core.workload import LevelSpec
 
 
