@@ -191,14 +191,14 @@ def summarise_level(run: LevelRun) -> level.Level:
 
 def _steadiness(run: LevelRun, columns: Columns) -> dict[str, Any]:
     asked = np.array([record.input_tokens for record in run.records], dtype=float)
-    step = speed_step(columns)
-    if step is None and not run.spec.load.sessions:  # whose prompts grow, turn by turn, with the cache
+    step, alike = speed_step(columns), not run.spec.load.sessions  # whose prompts are in part cached
+    if step is None and alike:
         step = first_token_step(columns, asked)
     return {
         "steady": steady_window(columns),
         "speed_step": step if isinstance(step, SpeedStep) else None,
         "speed_unknown": step if isinstance(step, str) else None,
-        "pauses": pauses(columns, asked),
+        "pauses": pauses(columns, asked) if alike else None,
     }
 
 

@@ -90,3 +90,11 @@ def test_a_pause_is_warned_of_and_the_level_stays_valid():
     (warning,) = [text for text in check_levels([level]) if "pauses" in text]
     assert "pauses of all streams: 1, 1.0% of the time" in warning
     assert f"{level.pauses.longest_ms:.0f} ms at most, at 11.1 s" in warning
+
+
+def test_conversations_are_not_looked_at():
+    """Some of their prompts are in a cache, and nobody says how much of each."""
+    spec = LevelSpec(0, Load(concurrency=4, sessions=True), num_requests=1000)
+    records = tuple(served(stop_at_s=10.0))
+    assert level_of(records).pauses is not None
+    assert summarise_level(LevelRun(spec, 0, records)).pauses is None
