@@ -90,8 +90,9 @@ def read_spans(text: str) -> ServerSample:
     stated = rf'"key":\s*"({either})",\s*"value":\s*{{\s*"(?:double|int)Value":\s*"?([\d.eE+-]+)"?\s*}}'
     counters = dict.fromkeys((f"{stage}{of}" for stage in _SPANS.values() for of in ("_sum_s", "_count")), 0.0)
     for name, value in re.findall(stated, text):
-        counters[f"{_SPANS[name]}_sum_s"] += float(value)
-        counters[f"{_SPANS[name]}_count"] += 1
+        if math.isfinite(took_s := float(value)):
+            counters[f"{_SPANS[name]}_sum_s"] += took_s
+            counters[f"{_SPANS[name]}_count"] += 1
     return ServerSample({}, counters)
 
 

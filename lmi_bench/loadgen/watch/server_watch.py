@@ -7,6 +7,7 @@ nothing more is written to it.
 """
 
 import asyncio
+import contextlib
 import http.client
 import ssl
 import statistics
@@ -58,7 +59,8 @@ class _Replica:
 class ServerWatch:
     """Watches `/metrics` of one server or of each replica, level after level.
 
-    urls     addresses of the metrics pages, or paths of OTLP/JSON files of spans; empty if only this machine is watched
+    urls     addresses of the metrics pages, or paths of OTLP/JSON files of spans; empty if only this
+             machine is watched
     headers  HTTP headers of each scrape
     power    meter of the accelerators in this machine
     context  certificates to accept; None: the system's
@@ -137,9 +139,10 @@ class ServerWatch:
     def _scrape_when_exported(self) -> None:
         """Scrape, the files of spans when all that has ended by now is in them."""
         began_s = time.time()
-        files = [Path(url) for url in self.urls if _is_file(url)]
-        while files and not self._stop.wait(0.05):
-            changed_s = max(began_s, *(each.stat().st_mtime for each in files))
+        while (files := [Path(url) for url in self.urls if _is_file(url)]) and not self._stop.wait(0.05):
+            changed_s = began_s
+            with contextlib.suppress(OSError):  # it has just gone: the scrape says so
+                changed_s = max(began_s, *(each.stat().st_mtime for each in files))
             if time.time() > min(changed_s + EXPORT_S, began_s + MOST_EXPORT_S):
                 break
         self._scrape(0.0)

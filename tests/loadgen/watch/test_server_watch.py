@@ -13,7 +13,7 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.loadgen.watch import server_watch
 from lmi_bench.loadgen.watch.machine import GpuPower
-from lmi_bench.loadgen.watch.server_metrics import Sample, read_page, read_samples
+from lmi_bench.loadgen.watch.server_metrics import Sample, read_page, read_samples, read_spans
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 
 # As vLLM 0.10 prints them, shortened.
@@ -328,3 +328,25 @@ def test_a_level_that_is_cancelled_does_not_wait_for_its_spans(tmp_path):
     began_s = time.monotonic()
     asyncio.run(main())
     assert time.monotonic() - began_s < server_watch.EXPORT_S - 1
+
+
+def test_a_span_without_a_finite_time_is_left_out():
+    assert read_spans(SPAN % "1e999").counters["ttft_count"] == 0
+    assert read_spans(SPAN % 0.5 + SPAN % "1e999").counters["ttft_sum_s"] == 0.5
+
+
+def test_a_file_of_spans_that_goes_away_ends_no_level(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_watch, "EXPORT_S", 0.2)
+    file = tmp_path / "spans.jsonl"
+    file.write_text(SPAN % 9)
+
+    async def main():
+        watch = ServerWatch([str(file)])
+        await watch.begin()
+        file.unlink()
+        await watch.end()
+        return watch.summary(RECORDS)
+
+    found = asyncio.run(main())
+    assert list(found.unreachable) == [str(file)]
+    assert found.ttft_mean_ms is None
